@@ -7,16 +7,21 @@ import argparse
 from typing import Final
 
 from calibrate.check.command import add_arguments as add_arguments
-from calibrate.check.command import check
+from calibrate.check.command import run_check
 from calibrate.torch_requirement import require_torch
 
-_PATIENCE: Final = 0.15  # seconds for the host's rounds, beside each round of kernels
+_HOST_SECONDS: Final = 0.15  # seconds for the host's rounds, beside each round of kernels
 
 
 def command(options: argparse.Namespace) -> None:
     """Check one scenario."""
     require_torch()
-    from calibrate.host.measure import host_rows
+    from calibrate.host.measure import measure_host_launches
     from clustersim.cost.measured_host import host_states
 
-    check(options, lambda given, here: host_rows(given, here, _PATIENCE, host_states(given.framework, given.layout)))
+    run_check(
+        options,
+        lambda given, here: measure_host_launches(
+            given, here, _HOST_SECONDS, host_states(given.framework, given.layout)
+        ),
+    )

@@ -23,28 +23,30 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 
 
 @dataclass(frozen=True, slots=True)
-class Die:
+class ComputeDie:
     """A compute die and the accelerators that are sold with it; rates: of compute, relative to each other."""
 
-    rates: Mapping[str, float]
+    relative_rates: Mapping[str, float]
     source: str
 
 
 DIES: Final = (
-    Die(
+    ComputeDie(
         MappingProxyType({"h100-sxm-80gb": 1.0, "h200-sxm-141gb": 1.0}),
         "NVIDIA H200 datasheet: the H100 SXM's Tensor Core rates and 700 W, with 141 GB of HBM3e at 4.8 TB/s",
     ),
-    Die(
+    ComputeDie(
         MappingProxyType({"a100-sxm-40gb": 1.0, "a100-sxm-80gb": 1.0}),
         "NVIDIA A100 datasheet: one table of rates and 400 W for both SXM boards, with HBM2 or HBM2e",
     ),
-    Die(
+    ComputeDie(
         MappingProxyType({"b200-sxm-180gb": 1745.0, "gb200": 1822.0}),
         "best BF16 matmul of a search, 1745.0 and 1822.0 TFLOP/s: stas00/ml-engineering, compute/accelerator README",
     ),
 )
-_DIE: Final[Mapping[str, Die]] = MappingProxyType({name: die for die in DIES for name in die.rates})
+_DIE_BY_ACCELERATOR: Final[Mapping[str, ComputeDie]] = MappingProxyType(
+    {name: die for die in DIES for name in die.relative_rates}
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,43 +58,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Read a record, carry it over and write it."""
-    found = derived(read_record(options.record), options.to)
+    record = derive_record(read_record(options.record), options.to)
     require_same_origin(options.output, RecordOrigin.DERIVED)
-    write_record(found, options.output)
+    write_record(record, options.output)
     print(f"wrote {options.output}")
 
 
-def derived(record: CalibrationRecord, to: str) -> CalibrationRecord:
+def derive_record(record: CalibrationRecord, target: str) -> CalibrationRecord:
     """The record of an accelerator with the same compute die; raise InputError where it has another."""
     source = record.device.accelerator
-    die = _die(source, to)
-    known, wanted = load_accelerator(source), load_accelerator(to)
-    ratio = wanted.memory_bandwidth / known.memory_bandwidth
-    found = scale_record(record, compute=die.rates[to] / die.rates[source], bandwidth=ratio)
+    die = _shared_die(source, target)
+    source_accelerator, target_accelerator = load_accelerator(source), load_accelerator(target)
+    ratio = target_accelerator.memory_bandwidth / source_accelerator.memory_bandwidth
+    scaled_record = scale_record(
+        record, compute=die.relative_rates[target] / die.relative_rates[source], bandwidth=ratio
+    )
     return replace(
-        found,
-        device=_device(record.device, wanted),
+        scaled_record,
+        device=_target_device(record.device, target_accelerator),
         origin=RecordOrigin.DERIVED,
-        derivation=f"{found.derivation}; of one compute die: {die.source}",
+        derivation=f"{scaled_record.derivation}; of one compute die: {die.source}",
     )
 
 
-def _die(source: str, to: str) -> Die:
+def _shared_die(source: str, target: str) -> ComputeDie:
     """The die of both."""
-    if to not in _DIE:
+    if target not in _DIE_BY_ACCELERATOR:
         raise InputError(
-            f"--to: no accelerator {to!r} with a die that others share is known; {suggest_nearest(to, _DIE)}"
+            f"--to: no accelerator {target!r} with a die that others share is known; {suggest_nearest(target, _DIE_BY_ACCELERATOR)}"
         )
-    die = _DIE[to]
-    others = [name for name in die.rates if name != to]
-    if source not in others:
-        problem = "is of it already" if source == to else "has another compute die"
+    die = _DIE_BY_ACCELERATOR[target]
+    sources = [name for name in die.relative_rates if name != target]
+    if source not in sources:
+        problem = "is of it already" if source == target else "has another compute die"
         raise InputError(
-            f"--to {to}: the record's accelerator {source} {problem}; records of {' or '.join(others)} carry over to it"
+            f"--to {target}: the record's accelerator {source} {problem}; records of {' or '.join(sources)} carry over to it"
         )
     return die
 
 
-def _device(measured: DeviceInfo, wanted: Accelerator) -> DeviceInfo:
+def _target_device(measured: DeviceInfo, accelerator: Accelerator) -> DeviceInfo:
     """The machine that the record stands for: the measured one's software, the other's memory, and no name."""
-    return replace(measured, accelerator=wanted.name, name="", memory_bytes=wanted.memory_bytes)
+    return replace(measured, accelerator=accelerator.name, name="", memory_bytes=accelerator.memory_bytes)

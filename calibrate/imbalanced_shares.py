@@ -10,29 +10,29 @@ from statistics import NormalDist
 from typing import Final
 
 VARIATIONS: Final = (0.5, 1.0)  # ranks of hardly balanced routers were measured up to 0.55, experts vary more
-_PLACES: Final = 6  # of a share, as records keep it
+_DECIMALS: Final = 6  # of a share, as records keep it
 
 
-def shares(parts: int, variation: float) -> tuple[float, ...]:
+def lognormal_shares(count: int, variation: float) -> tuple[float, ...]:
     """Of each part, over the mean one, the smallest first.
 
     >>> shares(2, 0.0), [round(share, 2) for share in shares(4, 1.0)]
     ((1.0, 1.0), [0.33, 0.66, 1.12, 1.89])
     """
     spread, normal = sqrt(log(1.0 + variation**2)), NormalDist()
-    drawn = [exp(spread * normal.inv_cdf((place + 0.5) / parts)) for place in range(parts)]
-    return tuple(round(item * parts / sum(drawn), _PLACES) for item in drawn)
+    quantiles = [exp(spread * normal.inv_cdf((index + 0.5) / count)) for index in range(count)]
+    return tuple(round(quantile * count / sum(quantiles), _DECIMALS) for quantile in quantiles)
 
 
-def whole_rows(parts: int, variation: float, total: int) -> tuple[int, ...]:
+def integer_shares(count: int, variation: float, total: int) -> tuple[int, ...]:
     """Rows of each part that are `total` together: those of a part begin where those of the one before end.
 
     >>> whole_rows(4, 1.0, 100)
     (8, 17, 28, 47)
     """
-    ends, summed = [0], 0.0
-    for share in shares(parts, variation):
-        summed += share
-        ends.append(round(total * summed / parts))
+    ends, cumulative = [0], 0.0
+    for share in lognormal_shares(count, variation):
+        cumulative += share
+        ends.append(round(total * cumulative / count))
     ends[-1] = total
-    return tuple(after - before for before, after in pairwise(ends))
+    return tuple(end - begin for begin, end in pairwise(ends))

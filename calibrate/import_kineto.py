@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.collectives.record_update import added
+from calibrate.collectives.record_update import add_to_record
 from calibrate.collectives.tables import fit_table
-from calibrate.fit.alpha_beta import fit_calls
+from calibrate.fit.alpha_beta import fit_collectives
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
@@ -40,14 +40,14 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.cluster import Cluster, load_cluster
-from clustersim.interop.device_names import same_chip
-from clustersim.interop.kineto import Traces, read_traces
+from clustersim.interop.device_names import device_matches
+from clustersim.interop.kineto import ProfilerTraces, read_traces
 from clustersim.program.task import CollectiveType
-from clustersim.results.profiled_step import Moved, RankSpans, met
+from clustersim.results.profiled_step import ProfiledCollective, RankSpans, collective_durations
 
 METHOD: Final = "PyTorch's profiler: collectives of training steps, beside kernels; the shortest of their members'"
-_KNOWN: Final = {kind.value: kind for kind in CollectiveType if not kind.is_token_routing}
-_FORMATS: Final = {dtype.value: dtype for dtype in DType}
+_COLLECTIVE_BY_NAME: Final = {kind.value: kind for kind in CollectiveType if not kind.is_token_routing}
+_DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in DType}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,94 +63,94 @@ def command(options: argparse.Namespace) -> None:
     """Read the traces, add their rows to the record, and print what was read and how a line fits it."""
     cluster, output = load_cluster(options.cluster), Path(options.output)
     traces = read_traces(Path(options.traces))
-    if traces.device and not same_chip(traces.device, cluster.accelerator.name):
+    if traces.device_name and not device_matches(traces.device_name, cluster.accelerator.name):
         raise InputError(
-            f"{traces.source}: ran on {traces.device}, but {cluster.name} has {cluster.accelerator.name}; "
+            f"{traces.source}: ran on {traces.device_name}, but {cluster.name} has {cluster.accelerator.name}; "
             "name the cluster that it ran on"
         )
-    found = _found(traces, cluster)
-    rows = tuple(_rows(found.seconds, traces.source))
-    if not rows:
-        raise InputError(f"{traces.source}: has no collective of a known group and payload{_left_out(found)}")
-    device = DeviceInfo(cluster.accelerator.name, traces.device, collectives=Path(cluster.library).stem)
+    durations = _collective_durations(traces, cluster)
+    samples = tuple(_samples(durations.seconds, traces.source))
+    if not samples:
+        raise InputError(f"{traces.source}: has no collective of a known group and payload{_skipped_text(durations)}")
+    device = DeviceInfo(cluster.accelerator.name, traces.device_name, collectives=Path(cluster.library).stem)
     conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
         command=shlex.join(["python", "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD,
     )
-    record = added(CalibrationRecord(device, conditions, collectives=rows), output)
-    record = replace(record, collective_fits=fit_calls(record.collectives))
+    record = add_to_record(CalibrationRecord(device, conditions, collectives=samples), output)
+    record = replace(record, collective_fits=fit_collectives(record.collectives))
     write_record(record, output)
-    _print(found, record, output)
+    _print_summary(durations, record, output)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TraceDurations:
     """Seconds of each call, once for every time that a group did it; partly: how many of these not all members saw.
 
     left_out: how many kernels are of no call, by why.
     """
 
     seconds: Mapping[CollectiveCall, list[Seconds]]
-    partly: int
-    left_out: Mapping[str, int]
+    incomplete_count: int
+    skipped_by_reason: Mapping[str, int]
 
 
-def _found(traces: Traces, cluster: Cluster) -> _Found:
-    calls = {moved: _call(moved, cluster) for rank in traces.ranks for moved in _moves(rank)}
+def _collective_durations(traces: ProfilerTraces, cluster: Cluster) -> _TraceDurations:
+    calls = {moved: _call_or_reason(moved, cluster) for spans in traces.ranks for moved in _collectives_of(spans)}
     seconds: dict[CollectiveCall, list[Seconds]] = defaultdict(list)
-    left_out: Counter[str] = Counter()
-    partly = 0
-    for (moved, _), took in met(traces.ranks).items():
+    skipped: Counter[str] = Counter()
+    incomplete_count = 0
+    for (moved, _), seconds_by_rank in collective_durations(traces.ranks).items():
         call = calls[moved]
         if isinstance(call, str):
-            left_out[call] += len(took)
+            skipped[call] += len(seconds_by_rank)
             continue
-        seconds[call].append(min(took.values()))
-        partly += len(took) < moved.ranks
-    return _Found(seconds, partly, left_out)
+        seconds[call].append(min(seconds_by_rank.values()))
+        incomplete_count += len(seconds_by_rank) < moved.group_size
+    return _TraceDurations(seconds, incomplete_count, skipped)
 
 
-def _moves(spans: RankSpans) -> Iterable[Moved]:
-    return {label.moved for label in spans.labels if label.moved is not None}
+def _collectives_of(spans: RankSpans) -> Iterable[ProfiledCollective]:
+    return {label.collective for label in spans.labels if label.collective is not None}
 
 
-def _call(moved: Moved, cluster: Cluster) -> CollectiveCall | str:
+def _call_or_reason(moved: ProfiledCollective, cluster: Cluster) -> CollectiveCall | str:
     """What a record calls it, or why it has no row."""
-    collective = _KNOWN.get(moved.name)
+    collective = _COLLECTIVE_BY_NAME.get(moved.name)
     if collective is None or not moved.payload:
         return "no payload in the trace"
-    if len(moved.members) != moved.ranks or moved.ranks < 2:
+    if len(moved.members) != moved.group_size or moved.group_size < 2:
         return "members that the trace does not say"
-    if collective is CollectiveType.SEND_RECV and moved.ranks > 2:
+    if collective is CollectiveType.SEND_RECV and moved.group_size > 2:
         return "messages in a group of more than two"
     nodes = Counter(rank // cluster.gpus_per_node for rank in moved.members)
     if len(set(nodes.values())) > 1:
         return "groups that lie unevenly on nodes"
-    form = _FORMATS.get(moved.reduces, DType.FP32)
-    return CollectiveCall(collective, moved.payload, moved.ranks, len(nodes), form)
+    dtype = _DTYPE_BY_NAME.get(moved.reduction, DType.FP32)
+    return CollectiveCall(collective, moved.payload, moved.group_size, len(nodes), dtype)
 
 
-def _rows(seconds: Mapping[CollectiveCall, list[Seconds]], source: str) -> Iterator[CollectiveSample]:
-    for call, some in seconds.items():
-        p5, median, p95 = (float(value) for value in np.percentile(some, (5, 50, 95)))
-        yield CollectiveSample(call, TimeStatistics(median, p5, p95, len(some)), source)
+def _samples(seconds: Mapping[CollectiveCall, list[Seconds]], source: str) -> Iterator[CollectiveSample]:
+    for call, durations in seconds.items():
+        p5, median, p95 = (float(value) for value in np.percentile(durations, (5, 50, 95)))
+        yield CollectiveSample(call, TimeStatistics(median, p5, p95, len(durations)), source)
 
 
-def _print(found: _Found, record: CalibrationRecord, output: Path) -> None:
-    if found.partly:
-        many = sum(map(len, found.seconds.values()))
-        words = "have no traces of some members, so waiting for these may be in their times"
-        print(f"{found.partly:,} of {many:,} collectives {words}", file=sys.stderr)
-    if found.left_out:
-        print(f"left out{_left_out(found)}", file=sys.stderr)
-    shapes = Counter((call.collective.value, call.ranks, call.nodes) for call in found.seconds)
+def _print_summary(durations: _TraceDurations, record: CalibrationRecord, output: Path) -> None:
+    if durations.incomplete_count:
+        total = sum(map(len, durations.seconds.values()))
+        text = "have no traces of some members, so waiting for these may be in their times"
+        print(f"{durations.incomplete_count:,} of {total:,} collectives {text}", file=sys.stderr)
+    if durations.skipped_by_reason:
+        print(f"left out{_skipped_text(durations)}", file=sys.stderr)
+    shapes = Counter((call.collective.value, call.ranks, call.nodes) for call in durations.seconds)
     for (name, ranks, nodes), count in shapes.items():
         print(f"{count} sizes of {name}, {ranks} ranks on {nodes} node{'s' * (nodes > 1)}")
     print(fit_table(record.collective_fits))
     print(f"wrote {output}; use: cost: {{record: {output}}}")
 
 
-def _left_out(found: _Found) -> str:
+def _skipped_text(durations: _TraceDurations) -> str:
     """Why, and how many kernels."""
-    return "".join(f"; {why}: {many:,} kernels" for why, many in found.left_out.items())
+    return "".join(f"; {reason}: {count:,} kernels" for reason, count in durations.skipped_by_reason.items())

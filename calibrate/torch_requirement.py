@@ -6,7 +6,7 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 
-_QUIET: Final = ("KINETO_LOG_LEVEL", "6")  # above all that the profiler's library says of itself on stderr
+_KINETO_LOG_SETTING: Final = ("KINETO_LOG_LEVEL", "6")  # above all that the profiler's library says of itself on stderr
 
 
 def require_torch() -> None:
@@ -16,4 +16,4 @@ def require_torch() -> None:
             "measuring needs PyTorch, which is not installed: pip install 'clustersim[calibrate]' "
             "(on a machine without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu)"
         )
-    os.environ.setdefault(*_QUIET)
+    os.environ.setdefault(*_KINETO_LOG_SETTING)

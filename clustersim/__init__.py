@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clustersim.report.rendered_result import Result, simulate
+    from clustersim.report.rendered_result import RenderedResult, simulate
     from clustersim.results.memory_check import check
     from clustersim.scenario import Scenario
 
-__all__ = ["Result", "Scenario", "check", "simulate"]
+__all__ = ["RenderedResult", "Scenario", "check", "simulate"]
 _EXPORTED_FROM = {
     "Result": "clustersim.report.rendered_result",
     "Scenario": "clustersim.scenario",

@@ -37,9 +37,9 @@ from clustersim.cost.sustained_rate import SustainedKernels, attention_ratio, jo
 from clustersim.cost.timing import CommCost
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
-from clustersim.lowering.pass_costs import profiled
-from clustersim.lowering.repeat_steps import repeat
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.pass_costs import with_pass_costs
+from clustersim.lowering.repeat_steps import repeat_steps
+from clustersim.lowering.training_step import lower_step
 from clustersim.memory.ledger import PassOrder, pass_order
 from clustersim.model.kernels import Kernel
 from clustersim.model.training import AttentionBackend
@@ -85,7 +85,7 @@ class _UncontendedBuild:
         """A legal scenario's; raise InputError for one whose parts no longer agree."""
         require_consistent(scenario)
         plan = build_plan(scenario)
-        program = repeat(build_program(scenario, plan), scenario.steps)
+        program = repeat_steps(build_program(scenario, plan), scenario.steps)
         require_algorithms(scenario, program)
         return cls(scenario, plan, program, _with_imbalance(scenario, program, _comm_cost(scenario, program)))
 
@@ -192,7 +192,7 @@ def pass_orders(scenario: ResolvedScenario, plan: Plan) -> tuple[PassOrder, ...]
 def _profiled_schedule(scenario: ResolvedScenario, plan: Plan) -> Schedule:
     """The schedule that orders passes, with their costs if it asks for them."""
     kernels = _device_model(scenario, scenario.cluster.accelerator_kinds()[0][0]).kernels
-    return profiled(scenario.effective_schedule, plan, kernels)
+    return with_pass_costs(scenario.effective_schedule, plan, kernels)
 
 
 @lru_memoize(64)
@@ -219,7 +219,7 @@ def build_program(scenario: Scenario, plan: Plan) -> Program:
     """
     order, steps = schedule_order(scenario, plan), scenario.steps
     key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio, order, steps
-    return _PROGRAM_CACHE.get_or_compute(key, lambda: lower(plan, order, steps))
+    return _PROGRAM_CACHE.get_or_compute(key, lambda: lower_step(plan, order, steps))
 
 
 def _task_count(program: Program) -> int:

@@ -23,12 +23,12 @@ from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.memory.timeline import ledgers_from_trace
-from clustersim.results.co_located_jobs import ROUNDING, Neighbour, lasts
-from clustersim.results.link_volumes import Metered
+from clustersim.results.co_located_jobs import TIME_TOLERANCE, CoLocatedJob, last_full_load_time
+from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import build_footprint
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.step_times import step_times
-from clustersim.results.trace_table import Rows, read_rows
+from clustersim.results.trace_table import TraceTable, build_trace_table
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import MAX_STEPS
 from clustersim.trace.trace import Trace
@@ -102,23 +102,26 @@ class _JobRun:
         return step_times(self.trace_table, self.start)
 
     @property
-    def trace_table(self) -> Rows:
+    def trace_table(self) -> TraceTable:
         """Its trace and program."""
-        return read_rows(self.operation_trace.trace, self.operation_trace.program, self.scenario.steps)
+        return build_trace_table(self.operation_trace.trace, self.operation_trace.program, self.scenario.steps)
 
     def steps_needed(self, until: Seconds) -> int:
         """How many steps it needs to last until then: as many as it has, if it did."""
-        busy_until, steps = lasts(self.operation_trace.trace, self.operation_trace.program), self.scenario.steps
-        if busy_until >= until * (1.0 - ROUNDING):
+        busy_until, steps = (
+            last_full_load_time(self.operation_trace.trace, self.operation_trace.program),
+            self.scenario.steps,
+        )
+        if busy_until >= until * (1.0 - TIME_TOLERANCE):
             return steps
         return max(steps + 1, ceil(steps * (until - self.start) / (busy_until - self.start)))
 
-    def co_located_job(self, until: Seconds) -> Neighbour:
+    def co_located_job(self, until: Seconds) -> CoLocatedJob:
         """It, as it went beside the first job, which was done then."""
-        volumes = Metered(
+        volumes = MeteredCollectiveCost(
             self.scenario.cluster.fabric, resolved_library(self.scenario), self.operation_trace.program.groups
         )
-        job = Neighbour(
+        job = CoLocatedJob(
             self.scenario.name,
             self.start,
             until,
@@ -128,7 +131,7 @@ class _JobRun:
             np.zeros(0),
         )
         isolated = _run_jobs([replace(self.scenario, steps=len(job.step_times))], [self.start])[0]
-        return replace(job, alone=isolated.step_times)
+        return replace(job, isolated_step_times=isolated.step_times)
 
 
 def _simulate_co_located(scenario: Scenario, isolated: SimulationResult, started: Seconds) -> SimulationResult:
@@ -155,7 +158,7 @@ def _simulate_co_located(scenario: Scenario, isolated: SimulationResult, started
 def _estimate_steps(other: Scenario, start: Seconds, until: Seconds) -> int:
     """How many steps of another job last until then, if nobody slows it."""
     (isolated,) = _run_jobs([other], [start])
-    return max(ceil((until - start) / float(isolated.step_times.sum()) * (1.0 - ROUNDING)), 1)
+    return max(ceil((until - start) / float(isolated.step_times.sum()) * (1.0 - TIME_TOLERANCE)), 1)
 
 
 def _run_with_co_located(scenario: Scenario, step_counts: Sequence[int]) -> list[_JobRun]:

@@ -35,8 +35,8 @@ def main() -> None:
         result = simulate(Scenario.from_mapping({**mine, "disturbances": {"jobs": jobs}}))
         (other,) = result.co_located_jobs
         print(f"beside {name:12} {result.isolated_step_time:.4f} s a step become {result.step_time:.4f} s")
-        times = f"{other.alone.mean():.4f} s a step become {other.step_times.mean():.4f} s"
-        print(f"    {other.ended:2} of its steps   {times}")
+        times = f"{other.isolated_step_times.mean():.4f} s a step become {other.step_times.mean():.4f} s"
+        print(f"    {other.ended_steps:2} of its steps   {times}")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ BARS = " ▁▂▃▄▅▆▇█"
 def main() -> None:
     result = simulate(Scenario.from_mapping(GIVEN))
     loads = result.link_loads(("nic0.0", "leaf0.0"), ("leaf0.0", "nic0.0"), bins=40)
-    for link, rate, carried in zip(loads.links, loads.rate, loads.carried, strict=True):
+    for link, rate, carried in zip(loads.links, loads.byte_rates, loads.total_bytes, strict=True):
         full = np.clip(np.ceil(rate / link.bandwidth * (len(BARS) - 1)), 0, len(BARS) - 1).astype(int)
         print(f"{link.source:>8} to {link.target:8} |{''.join(BARS[item] for item in full)}| {carried / 1e9:.3f} GB")
-    step = loads.edges[-1]
-    print(f"{step:.3f} s; at most {loads.rate.max() / 1e9:.1f} GB/s for {step / 40 * 1e3:.0f} ms")
+    step = loads.bin_edges[-1]
+    print(f"{step:.3f} s; at most {loads.byte_rates.max() / 1e9:.1f} GB/s for {step / 40 * 1e3:.0f} ms")
 
 
 if __name__ == "__main__":

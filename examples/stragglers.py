@@ -47,10 +47,12 @@ def main() -> None:
     for name, wrong in cases(asked.gpus).items():
         result = results[name] = simulate(healthy.with_overrides(wrong))
         longer = result.step_time / results["healthy"].step_time - 1
-        waiting = sum(time for part, time in result.breakdown.mean().items() if part.startswith(("bubble", "wait")))
-        ranks = f"{result.stragglers.ranks:10,} {result.simulated_rank_count:16,}"
+        waiting = sum(
+            time for part, time in result.breakdown.mean_seconds().items() if part.startswith(("bubble", "wait"))
+        )
+        ranks = f"{result.stragglers.rank_count:10,} {result.simulated_rank_count:16,}"
         print(f"{name:28} {result.step_time:6.3f} s {longer:9.2%} {waiting:6.3f} s {ranks}")
-    page = comparison_page(results, title="What stragglers cost", shown=SHOWN)
+    page = comparison_page(results, title="What stragglers cost", detailed=SHOWN)
     Path(asked.html).write_text(page, encoding="utf-8")
     print(f"wrote {asked.html}")
 

@@ -7,7 +7,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.model.transformer import matrix_parameter_count
-from clustersim.report.rendered_result import Result
+from clustersim.report.rendered_result import RenderedResult
 from clustersim.results.simulation_result import HEALTHY_CLUSTER_NOTE, MODEL_LIMITATIONS, NETWORK_LIMITATIONS
 from clustersim.scenario import Contention
 
@@ -35,12 +35,12 @@ MAPPING: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> RenderedResult:
     return simulate(Scenario.from_mapping(MAPPING))
 
 
 @pytest.fixture(scope="module")
-def answer(result: Result) -> dict[str, Any]:
+def answer(result: RenderedResult) -> dict[str, Any]:
     return result.to_json()
 
 
@@ -84,7 +84,9 @@ def test_rates_follow_from_the_step_time(answer: dict[str, Any]) -> None:
     assert answer["mfu"] == pytest.approx(answer["model_tflops_per_gpu"] * 1e12 / 989.4e12, rel=1e-3)
 
 
-def test_model_flop_are_six_per_parameter_and_token_and_attention(result: Result, answer: dict[str, Any]) -> None:
+def test_model_flop_are_six_per_parameter_and_token_and_attention(
+    result: RenderedResult, answer: dict[str, Any]
+) -> None:
     """PaLM appendix B: 6 N + 12 L H Q T per token, full attention matrix."""
     model = result.scenario.model
     per_token = 6 * matrix_parameter_count(model) + 12 * 32 * 32 * 128 * 4096
@@ -92,7 +94,9 @@ def test_model_flop_are_six_per_parameter_and_token_and_attention(result: Result
     assert answer["model_tflops_per_gpu"] == pytest.approx(expected)
 
 
-def test_with_causal_attention_a_query_counts_the_keys_before_it(result: Result, answer: dict[str, Any]) -> None:
+def test_with_causal_attention_a_query_counts_the_keys_before_it(
+    result: RenderedResult, answer: dict[str, Any]
+) -> None:
     """6 N + 12 L H Q (T + 1)/2 per token."""
     attention = 12 * 32 * 32 * 128 * 4096
     products = 6 * matrix_parameter_count(result.scenario.model)
@@ -152,7 +156,7 @@ def test_suggestions_are_warnings() -> None:
     assert tight.oom_suggestions
 
 
-def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: Result, tmp_path: Any) -> None:
+def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: RenderedResult, tmp_path: Any) -> None:
     assert result._repr_html_().lstrip().startswith("<")
     assert "<html" not in result._repr_html_()[:200].lower()
     page = result.save_html(tmp_path / "page.html").read_text(encoding="utf-8")

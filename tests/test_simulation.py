@@ -34,7 +34,7 @@ from clustersim.model.training import AttentionBackend
 from clustersim.program.task import CollectiveType, ComputeTask
 from clustersim.results.memory_check import check, peak_memory
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import PARTS, Part
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 from clustersim.scenario.settings import Symmetry
 from tests.small_pipeline import pipeline
 
@@ -87,12 +87,12 @@ def result(request: pytest.FixtureRequest) -> SimulationResult:
 
 def test_the_breakdown_sums_to_the_step_on_every_rank(result: SimulationResult) -> None:
     for rank in range(result.rank_count):
-        assert sum(result.breakdown.of(rank).values()) == pytest.approx(result.step_time)
+        assert sum(result.breakdown.rank_seconds(rank).values()) == pytest.approx(result.step_time)
 
 
 def test_every_part_is_there_and_none_is_negative(result: SimulationResult) -> None:
-    mean = result.breakdown.mean()
-    assert set(mean) == {str(part.value) if hasattr(part, "value") else str(part) for part in PARTS}
+    mean = result.breakdown.mean_seconds()
+    assert set(mean) == {str(part.value) if hasattr(part, "value") else str(part) for part in TIME_CATEGORIES}
     assert min(mean.values()) >= -1e-12
 
 
@@ -109,19 +109,22 @@ def test_a_gpu_that_waits_for_its_host_says_so(jitter: str) -> None:
     hosts = (replace(tiny.framework, launch_seconds=launch, backward_launch_seconds=launch) for launch in (64e-6, 0.0))
     late, ready = (simulate(replace(tiny, framework=host)) for host in hosts)
     for rank in range(late.rank_count):
-        parts = late.breakdown.of(rank)
+        parts = late.breakdown.rank_seconds(rank)
         assert sum(parts.values()) == pytest.approx(late.step_time)
         assert parts["kernel launch"] > 0.5 * late.step_time
-        assert ready.breakdown.of(rank)["kernel launch"] == 0.0
+        assert ready.breakdown.rank_seconds(rank)["kernel launch"] == 0.0
     assert late.step_time > 2 * ready.step_time
     if tiny.jitter is None:
-        for part in (Part.COMPUTE, Part.OPTIMIZER):  # as long as without waiting: what kernels take does not change
-            assert late.breakdown.total(part) == pytest.approx(ready.breakdown.total(part))
+        for part in (
+            TimeCategory.COMPUTE,
+            TimeCategory.OPTIMIZER,
+        ):  # as long as without waiting: what kernels take does not change
+            assert late.breakdown.category_total(part) == pytest.approx(ready.breakdown.category_total(part))
 
 
 def test_a_gpu_with_much_to_do_does_not_wait_for_its_host() -> None:
     """Kernels of 4,096 tokens take longer than 10 µs of launching each; only the optimizer's few may not."""
-    assert simulated().breakdown.total(Part.LAUNCH) < 1e-3 * simulated().step_time
+    assert simulated().breakdown.category_total(TimeCategory.LAUNCH) < 1e-3 * simulated().step_time
 
 
 def test_the_slowest_of_the_gpus_sets_the_pace_of_products() -> None:
@@ -169,9 +172,13 @@ def attention_seconds(result: SimulationResult) -> float:
 
 def test_without_overlap_in_backward_tensor_collectives_are_exposed() -> None:
     beside, alone = (simulated(f"layout.backward_overlap={item}") for item in ("true", "false"))
-    assert alone.breakdown.total(Part.EXPOSED_TP) > beside.breakdown.total(Part.EXPOSED_TP)
-    assert alone.breakdown.total(Part.SLOWED) < beside.breakdown.total(Part.SLOWED)
-    assert alone.breakdown.total(Part.COMPUTE) == pytest.approx(beside.breakdown.total(Part.COMPUTE))
+    assert alone.breakdown.category_total(TimeCategory.EXPOSED_TP) > beside.breakdown.category_total(
+        TimeCategory.EXPOSED_TP
+    )
+    assert alone.breakdown.category_total(TimeCategory.SLOWED) < beside.breakdown.category_total(TimeCategory.SLOWED)
+    assert alone.breakdown.category_total(TimeCategory.COMPUTE) == pytest.approx(
+        beside.breakdown.category_total(TimeCategory.COMPUTE)
+    )
     assert alone.step_time > beside.step_time
 
 
@@ -179,7 +186,11 @@ def test_selective_operations_cost_less_time_than_full_recomputation_and_less_me
     none, selective, full = (simulated(f"training.recompute={item}") for item in ("none", "selective_op", "full"))
     assert none.step_time < selective.step_time < full.step_time
     assert none.peak_memory > selective.peak_memory > full.peak_memory
-    assert 0 < selective.breakdown.total(Part.RECOMPUTE) < full.breakdown.total(Part.RECOMPUTE)
+    assert (
+        0
+        < selective.breakdown.category_total(TimeCategory.RECOMPUTE)
+        < full.breakdown.category_total(TimeCategory.RECOMPUTE)
+    )
 
 
 def test_provenance_sums_to_one(result: SimulationResult) -> None:
@@ -233,7 +244,7 @@ def test_folding_changes_no_answer(result: SimulationResult) -> None:
     unfolded = simulate(replace(result.scenario, cost=cost))
     assert unfolded.simulated_rank_count == unfolded.rank_count == result.rank_count
     assert unfolded.step_time == pytest.approx(result.step_time, rel=1e-12)
-    assert unfolded.breakdown.mean() == pytest.approx(result.breakdown.mean())
+    assert unfolded.breakdown.mean_seconds() == pytest.approx(result.breakdown.mean_seconds())
     assert unfolded.peak_memory == pytest.approx(result.peak_memory)
     assert unfolded.model_flops == result.model_flops
     assert dict(unfolded.provenance_shares) == pytest.approx(dict(result.provenance_shares))
@@ -308,7 +319,7 @@ def test_a_single_gpu() -> None:
         scenario("model=gpt2-small", "cluster.gpus=1", "layout={}", "training.sequence=1024", "training.global_batch=2")
     )
     assert alone.rank_count == alone.simulated_rank_count == 1
-    parts = alone.breakdown.mean()
+    parts = alone.breakdown.mean_seconds()
     assert sum(seconds for name, seconds in parts.items() if "communication" in name or "exposed" in name) == 0.0
     assert alone.ledgers[0].peak_by_category()[MemoryCategory.COMMUNICATION] == 0.0
 
@@ -355,7 +366,7 @@ def test_several_steps_are_answered_by_their_mean() -> None:
     assert three.step_time == pytest.approx(three.step_times.mean())
     assert three.model_flops == one.model_flops
     assert three.peak_memory == one.peak_memory
-    assert sum(three.breakdown.mean().values()) == pytest.approx(three.step_time)
+    assert sum(three.breakdown.mean_seconds().values()) == pytest.approx(three.step_time)
 
 
 def test_interference_costs_time_and_can_be_turned_off() -> None:
@@ -364,7 +375,7 @@ def test_interference_costs_time_and_can_be_turned_off() -> None:
         for changes in ((), ("cost.interference=0",), ("cost.interference=38 %",))
     )
     assert without.step_time < usual.step_time < doubled.step_time
-    assert without.breakdown.mean()["slowed by communication"] == 0
+    assert without.breakdown.mean_seconds()["slowed by communication"] == 0
     assert usual.scenario.cluster.accelerator.interference == 0.19
 
 
@@ -445,7 +456,7 @@ def test_a_record_is_left_aside_where_it_cannot_answer() -> None:
     ):
         result = simulate(replace(case, cost=replace(case.cost, record=recorded(calls))))
         assert (result.provenance_shares["measured"] > 0) == uses
-    chosen = {item.does.collective.value for item in result.busy_time_items if item.provenance is Provenance.MEASURED}  # type: ignore[union-attr]
+    chosen = {item.body.collective.value for item in result.busy_time_items if item.provenance is Provenance.MEASURED}  # type: ignore[union-attr]
     assert chosen == {call.collective.value for call in calls} - kinds
 
 
@@ -488,7 +499,7 @@ def test_a_record_of_what_the_model_says_changes_no_digit_of_the_step(overrides:
     modelled, recorded = simulate(case), simulate(as_modelled(case))
     assert recorded.provenance_shares["measured"] > 0.5
     assert recorded.step_time == modelled.step_time
-    assert recorded.breakdown.mean() == modelled.breakdown.mean()
+    assert recorded.breakdown.mean_seconds() == modelled.breakdown.mean_seconds()
 
 
 def test_the_pace_of_a_step_that_was_not_measured_is_told() -> None:
@@ -496,16 +507,16 @@ def test_the_pace_of_a_step_that_was_not_measured_is_told() -> None:
     alone = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
     told = simulate(as_modelled(alone))
     sustained = alone.cluster.accelerator.derating.sustained_ratio
-    assert told.in_situ_slowdown.longer == pytest.approx(
+    assert told.in_situ_slowdown.slowdown == pytest.approx(
         1 / sustained, rel=0.01
     )  # less 5.5 us of each that are no arithmetic
     assert (
-        f"{told.in_situ_slowdown.share:.0%} as kernels alone, times {told.in_situ_slowdown.longer:.3f}"
+        f"{told.in_situ_slowdown.share:.0%} as kernels alone, times {told.in_situ_slowdown.slowdown:.3f}"
         in told.interval_description
     )
     assert told.to_json()["in_step"] == {
         "share": told.in_situ_slowdown.share,
-        "times_longer": told.in_situ_slowdown.longer,
+        "times_longer": told.in_situ_slowdown.slowdown,
     }
     gpu = replace(alone.cluster.accelerator, derating=TrainingDerating())
     cool = simulate(as_modelled(replace(alone, cluster=replace(alone.cluster, accelerator=gpu))))

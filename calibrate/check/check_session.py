@@ -7,15 +7,22 @@ from statistics import median
 
 import torch
 
-from calibrate.check.context import Here, Room, fitted_layers, note
-from calibrate.check.failure_propagation import together
-from calibrate.check.measurement import HostOf, Rounds, Turns, record_of, run_rounds, typical
-from calibrate.check.phase_timer import Part, StepTime
-from calibrate.check.prediction import Prediction, as_trained, predict
-from calibrate.check.step_comparison import Clocks, Comparison, Modelled, Pair
-from calibrate.check.step_profile import Profile
+from calibrate.check.context import CheckContext, MemoryBudget, fit_layer_count, print_note
+from calibrate.check.failure_propagation import run_on_all_ranks
+from calibrate.check.measurement import (
+    CheckMeasurements,
+    CheckSchedule,
+    HostMeasurement,
+    build_record,
+    median_step,
+    run_rounds,
+)
+from calibrate.check.phase_timer import StepPhase, StepTime
+from calibrate.check.prediction import StepPrediction, adapt_scenario, predict_step
+from calibrate.check.step_comparison import Clocks, StepComparison, TimeComparison, UnmeasuredKernel
+from calibrate.check.step_profile import StepProfile
 from calibrate.check.supported import require_supported
-from calibrate.check.training_setup import training
+from calibrate.check.training_setup import training_setup
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
@@ -31,46 +38,63 @@ from clustersim.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckRequest:
     """rounds, steps: of measuring, and of each round; layers: of the model, None: what fits; record: None: measure.
 
     host: what measures the host.
     """
 
-    host: HostOf
+    measure_host: HostMeasurement
     rounds: int = 4
-    steps: int = 3
+    steps_per_round: int = 3
     layers: int | None = None
-    record: Path | None = None
+    record_path: Path | None = None
 
 
-def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
+def check_scenario(scenario: Scenario, context: CheckContext, request: CheckRequest) -> StepComparison:
     """Compare a real step with its prediction; on several processes all call it alike."""
     require_supported(scenario)
-    record = None if asked.record is None else _record(scenario, asked.record, here.device.name)
-    free = min(here.gathered(here.alone()))
-    room = Room(free) if record else Room.shared(free, here.device.torch)
-    cut = as_trained(fitted_layers(scenario, room, asked.layers), on_cpu=here.device.torch.type == "cpu")
-    if cut.model.layer_count != scenario.model.layer_count:
-        note(here, f"training {cut.model.layer_count} of the {scenario.model.layer_count} layers of {cut.model.name}")
-    rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None, host=asked.host))
-    record = record or record_of(cut, rounds, here)
-    predicted = predict(cut, record)
-    made = _compared(predicted, typical(rounds.steps), rounds.profiles)
-    times: list[Seconds] = [step.seconds for step in rounds.steps]
+    record = (
+        None
+        if request.record_path is None
+        else _read_matching_record(scenario, request.record_path, context.device.name)
+    )
+    usable_bytes = min(context.all_gather(context.usable_bytes()))
+    budget = (
+        MemoryBudget(usable_bytes) if record else MemoryBudget.shared_with_kernels(usable_bytes, context.device.torch)
+    )
+    trained = adapt_scenario(
+        fit_layer_count(scenario, budget, request.layers), on_cpu=context.device.torch.type == "cpu"
+    )
+    if trained.model.layer_count != scenario.model.layer_count:
+        print_note(
+            context,
+            f"training {trained.model.layer_count} of the {scenario.model.layer_count} layers of {trained.model.name}",
+        )
+    measurements = _train_and_measure(
+        trained,
+        context,
+        CheckSchedule(
+            request.rounds, request.steps_per_round, measures_kernels=record is None, measure_host=request.measure_host
+        ),
+    )
+    record = record or build_record(trained, measurements, context)
+    prediction = predict_step(trained, record)
+    comparison = _compare_step(prediction, median_step(measurements.steps), measurements.profiles)
+    step_seconds: list[Seconds] = [step.seconds for step in measurements.steps]
     return replace(
-        made,
-        name=cut.name,
-        device=f"{here.device.name} ({torch.get_num_threads()} threads)",
-        layout=_layout(cut),
-        layers=cut.model.layer_count,
-        layers_of=scenario.model.layer_count,
-        steps=len(times),
-        fastest=min(times),
-        beside=rounds.beside,
-        slowest=max(times),
-        modelled=modelled(predicted.kernels, record),
-        clocks=clocks(predicted.kernels, record, rounds.under),
+        comparison,
+        name=trained.name,
+        device=f"{context.device.name} ({torch.get_num_threads()} threads)",
+        layout=_layout_text(trained),
+        layers=trained.model.layer_count,
+        model_layers=scenario.model.layer_count,
+        steps=len(step_seconds),
+        fastest=min(step_seconds),
+        interference=measurements.interference,
+        slowest=max(step_seconds),
+        unmeasured=unmeasured_kernels(prediction.kernel_seconds, record),
+        clocks=clocks(prediction.kernel_seconds, record, measurements.under),
     )
 
 
@@ -90,38 +114,42 @@ def clocks(
     return Clocks(sum(seconds * clock for seconds, clock in known) / whole, under.sm_clock_mhz)
 
 
-def modelled(kernels: Mapping[Kernel, Seconds], record: CalibrationRecord) -> tuple[Modelled, ...]:
+def unmeasured_kernels(kernels: Mapping[Kernel, Seconds], record: CalibrationRecord) -> tuple[UnmeasuredKernel, ...]:
     """The kernels of a prediction that a record has no time of, and why, those with most seconds first."""
-    rows = {row.signature: row for row in record.kernels}
-    found = []
+    sample_by_signature = {sample.signature: sample for sample in record.kernels}
+    unmeasured = []
     for kernel, seconds in kernels.items():
-        known = signature_of(kernel)
-        row = None if known is None else rows.get(known)
-        if row is None or row.time is None:
-            why = "the record has no such kernel" if row is None else f"{_words(row.outcome)}: {row.source}"
-            found.append(Modelled(kernel.name, seconds, why))
-    return tuple(sorted(found, key=lambda each: -each.seconds))
+        key = signature_of(kernel)
+        sample = None if key is None else sample_by_signature.get(key)
+        if sample is None or sample.time is None:
+            reason = (
+                "the record has no such kernel"
+                if sample is None
+                else f"{_outcome_text(sample.outcome)}: {sample.source}"
+            )
+            unmeasured.append(UnmeasuredKernel(kernel.name, seconds, reason))
+    return tuple(sorted(unmeasured, key=lambda each: -each.seconds))
 
 
-def _words(outcome: MeasurementOutcome) -> str:
+def _outcome_text(outcome: MeasurementOutcome) -> str:
     return outcome.value.replace("_", " ")
 
 
-def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
+def _train_and_measure(scenario: Scenario, context: CheckContext, schedule: CheckSchedule) -> CheckMeasurements:
     """Build the model and train it, on all ranks or on none; raise InputError where it cannot be run here."""
 
-    def run() -> Rounds:
-        with training(scenario, here) as (trainer, batch):
-            return run_rounds(scenario, trainer, batch, here, turns)
+    def measure_rounds() -> CheckMeasurements:
+        with training_setup(scenario, context) as (trainer, batch):
+            return run_rounds(scenario, trainer, batch, context, schedule)
 
-    return together(here.world, run)
+    return run_on_all_ranks(context.world, measure_rounds)
 
 
-def _record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
+def _read_matching_record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
     """The record to predict with: of the scenario's accelerator, and not measured on another device than this one."""
-    record, wanted = read_record(path), scenario.cluster.accelerator.name
-    if record.device.accelerator != wanted:
-        raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {wanted}")
+    record, expected = read_record(path), scenario.cluster.accelerator.name
+    if record.device.accelerator != expected:
+        raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {expected}")
     if record.origin is RecordOrigin.MEASURED and record.device.name != device:
         raise InputError(
             f"{path}: device.name: {record.device.name} was measured, and this is {device}; check it there, or leave "
@@ -130,44 +158,44 @@ def _record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
     return record
 
 
-def _compared(predicted: Prediction, step: StepTime, profiles: Sequence[Profile]) -> Comparison:
-    return Comparison(
+def _compare_step(prediction: StepPrediction, step: StepTime, profiles: Sequence[StepProfile]) -> StepComparison:
+    return StepComparison(
         name="",
         device="",
         layout="",
         layers=0,
-        layers_of=0,
+        model_layers=0,
         steps=0,
-        step=Pair(predicted.seconds, step.seconds),
+        step=TimeComparison(prediction.seconds, step.seconds),
         fastest=step.seconds,
         slowest=step.seconds,
-        parts={part: Pair(predicted.parts[part], step.parts[part]) for part in Part},
-        kinds=_kinds(predicted, profiles),
-        predicted_peak=predicted.peak,
-        measured_peak=max(profile.peak for profile in profiles),
-        provenance=predicted.provenance,
+        phases={phase: TimeComparison(prediction.phases[phase], step.phases[phase]) for phase in StepPhase},
+        kernel_kinds=_compare_kinds(prediction, profiles),
+        predicted_peak=prediction.peak_bytes,
+        measured_peak=max(profile.peak_bytes for profile in profiles),
+        provenance=prediction.provenance,
     )
 
 
-def _kinds(predicted: Prediction, profiles: Sequence[Profile]) -> Mapping[str, Pair]:
-    found = dict.fromkeys((*predicted.kinds, *(kind for profile in profiles for kind in profile.kinds)))
+def _compare_kinds(prediction: StepPrediction, profiles: Sequence[StepProfile]) -> Mapping[str, TimeComparison]:
+    kinds = dict.fromkeys((*prediction.kernel_kinds, *(kind for profile in profiles for kind in profile.kernel_kinds)))
     return {
-        kind.value: Pair(
-            predicted.kinds.get(kind, 0.0),
-            median(profile.kinds.get(kind, 0.0) for profile in profiles),
+        kind.value: TimeComparison(
+            prediction.kernel_kinds.get(kind, 0.0),
+            median(profile.kernel_kinds.get(kind, 0.0) for profile in profiles),
         )
-        for kind in found
+        for kind in kinds
     }
 
 
-def _layout(scenario: Scenario) -> str:
+def _layout_text(scenario: Scenario) -> str:
     layout = scenario.layout
     degrees = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep, "pp": layout.pp}
-    spread = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    labels = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
     if layout.dp > 1:
-        spread.append("fsdp" if layout.data.zero_stage else "ddp")
+        labels.append("fsdp" if layout.data.zero_stage else "ddp")
     if layout.tp > 1 and layout.sequence_parallel:
-        spread.append("sequence parallel")
+        labels.append("sequence parallel")
     if layout.pp > 1:
-        spread.append(scenario.schedule.name)
-    return ", ".join(spread) or "one process"
+        labels.append(scenario.schedule.name)
+    return ", ".join(labels) or "one process"

@@ -16,51 +16,53 @@ from clustersim.common.files import write_text_atomically
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from calibrate.check.measurement import HostOf
+    from calibrate.check.measurement import HostMeasurement
 
-ROUNDS = 4
+DEFAULT_ROUNDS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `check`."""
+    """The options of `run_check`."""
     parser.add_argument("--check", metavar="SCENARIO", required=True, help="scenario whose model is trained")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="changes", help="override")
     parser.add_argument("--record", metavar="FILE", help="predict with this record; measure no kernels")
-    parser.add_argument("--steps", type=int, default=3 * ROUNDS, metavar="N", help=f"real steps ({3 * ROUNDS})")
+    parser.add_argument(
+        "--steps", type=int, default=3 * DEFAULT_ROUNDS, metavar="N", help=f"real steps ({3 * DEFAULT_ROUNDS})"
+    )
     parser.add_argument("--layers", type=int, metavar="N", help="layers of the model (as many as fit)")
     parser.add_argument("--device", metavar="DEVICE", help="cuda or cpu (the best there is)")
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON to FILE, or to standard output for -")
 
 
-def check(options: argparse.Namespace, host: "HostOf") -> None:
+def run_check(options: argparse.Namespace, host: "HostMeasurement") -> None:
     """Check one scenario, with as many processes as its layout has ranks; the first one writes and reports errors.
 
     host: what measures the host.
     """
-    from calibrate.check.check_session import Asked, checked
-    from calibrate.check.context import end_without_threads, joined_here, world_of
+    from calibrate.check.check_session import CheckRequest, check_scenario
+    from calibrate.check.context import exit_immediately, join_processes, resolve_world
 
     if options.steps < 1:
         raise InputError(f"--steps: {options.steps} is too few; 1 is the fewest")
     scenario = Scenario.load(options.check, options.changes)
-    world = world_of(scenario)
-    rounds = min(ROUNDS, options.steps)
+    world = resolve_world(scenario)
+    rounds = min(DEFAULT_ROUNDS, options.steps)
     record = None if options.record is None else Path(options.record)
-    asked = Asked(host, rounds, -(-options.steps // rounds), options.layers, record)
+    request = CheckRequest(host, rounds, -(-options.steps // rounds), options.layers, record)
     try:
-        with joined_here(world, options.device) as here:
-            made = checked(scenario, here, asked)
-            if here.first:
-                _answer(made.to_text(), made.to_json(), options.json)
+        with join_processes(world, options.device) as context:
+            comparison = check_scenario(scenario, context, request)
+            if context.is_first_rank:
+                _write_result(comparison.to_text(), comparison.to_json(), options.json)
     except InputError:
         if world.rank:
             raise SystemExit(2) from None
         raise
-    if world.ranks > 1:
-        end_without_threads()
+    if world.world_size > 1:
+        exit_immediately()
 
 
-def _answer(text: str, content: str, target: str | None) -> None:
+def _write_result(text: str, content: str, target: str | None) -> None:
     if target == "-":
         print(content)
         return

@@ -11,69 +11,71 @@ import torch
 import torch.distributed as dist
 
 from calibrate.check.prediction import peak_allocated
-from calibrate.collectives.process_groups import World, joined, local_device
-from calibrate.devices.device import TorchDevice, find
-from calibrate.kernels.pytorch_ops import allocated
+from calibrate.collectives.process_groups import World, local_device, process_group_session
+from calibrate.devices.device import TorchDevice, find_device
+from calibrate.kernels.pytorch_ops import allocated_bytes
 from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.model.layer_stack import slice_layers
 from clustersim.scenario import Scenario
 
-USABLE: Final = 0.9  # of the free memory
-TRAINED: Final = 0.5  # of that, for what is trained at its peak; kernels are measured beside it with the rest
-MEASURED: Final = 0.8  # of what is free beside it, for one kernel's operands (`kernels.measure` measures no larger one)
+USABLE_FRACTION: Final = 0.9  # of the free memory
+TRAINING_FRACTION: Final = 0.5  # of that, for what is trained at its peak; kernels are measured beside it with the rest
+MAX_KERNEL_FRACTION: Final = (
+    0.8  # of what is free beside it, for one kernel's operands (`kernels.measure` measures no larger one)
+)
 _BACKENDS: Final = {"cuda": "nccl", "cpu": "gloo"}
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class CheckContext:
     """The device of this process, and the processes that train together."""
 
     device: TorchDevice
     world: World
 
     @property
-    def first(self) -> bool:
+    def is_first_rank(self) -> bool:
         """Whether it reports."""
         return self.world.rank == 0
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """The values of all processes, on each of them."""
-        if self.world.ranks == 1:
+        if self.world.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.world.ranks
+        values: list[Any] = [None] * self.world.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all processes; on GPUs, let the GPUs wait for each other."""
-        if self.world.ranks == 1:
+        if self.world.world_size == 1:
             return
         if self.device.torch.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=self.device.torch))
         else:
             dist.barrier()
 
-    def alone(self) -> Bytes:
+    def usable_bytes(self) -> Bytes:
         """Memory that this process may take."""
-        shared = self.world.per_node if self.device.torch.type == "cpu" else 1
-        return USABLE * self.device.free_bytes() / shared
+        process_count = self.world.ranks_per_node if self.device.torch.type == "cpu" else 1
+        return USABLE_FRACTION * self.device.free_bytes() / process_count
 
 
-def world_of(scenario: Scenario, environment: Mapping[str, str] = os.environ) -> World:
+def resolve_world(scenario: Scenario, environment: Mapping[str, str] = os.environ) -> World:
     """The processes that torchrun started, or this one; raise InputError where the layout needs other ones."""
     ranks, needed = int(environment.get("WORLD_SIZE", "1")), scenario.layout.world_size
     if ranks != needed:
-        there = "1 process" if ranks == 1 else f"{ranks} processes"
+        started = "1 process" if ranks == 1 else f"{ranks} processes"
         raise InputError(
-            f"the layout has {needed:,} ranks, and this is {there}; {_how(scenario, needed)}, or change the layout: "
+            f"the layout has {needed:,} ranks, and this is {started}; {_launch_advice(scenario, needed)}, or change the layout: "
             f"--set cluster.gpus={ranks} --set layout.dp={ranks} and 1 for tp, cp and pp"
         )
     return World(int(environment.get("RANK", "0")), ranks, int(environment.get("LOCAL_WORLD_SIZE", str(ranks))))
 
 
-def _how(scenario: Scenario, needed: int) -> str:
+def _launch_advice(scenario: Scenario, needed: int) -> str:
     path = scenario.path or "SCENARIO"
     if needed == 1:
         return f"start one: python -m calibrate --check {path}"
@@ -81,18 +83,18 @@ def _how(scenario: Scenario, needed: int) -> str:
 
 
 @contextmanager
-def joined_here(world: World, name: str | None) -> Iterator[Here]:
+def join_processes(world: World, device_name: str | None) -> Iterator[CheckContext]:
     """What this process checks on (cuda, cpu, or None for the best), joined with the others."""
-    kind = find(name).torch.type
-    if world.ranks == 1:
-        yield Here(find(name), world)
+    kind = find_device(device_name).torch.type
+    if world.world_size == 1:
+        yield CheckContext(find_device(device_name), world)
         return
     device = local_device(_BACKENDS[kind], world)
-    with joined(_BACKENDS[kind], device.torch):
-        yield Here(device, world)
+    with process_group_session(_BACKENDS[kind], device.torch):
+        yield CheckContext(device, world)
 
 
-def end_without_threads() -> None:
+def exit_immediately() -> None:
     """End this process at once, all being done and said.
 
     Threads of torch's strategies may still run when the interpreter ends, which now and then aborts a process whose
@@ -104,52 +106,52 @@ def end_without_threads() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """Bytes for what is trained, at its peak, and for that with the operands of any one kernel; None: none is measured.
 
     device: where kernels are measured.
     """
 
-    trained: Bytes
-    whole: Bytes | None = None
+    training_bytes: Bytes
+    total_bytes: Bytes | None = None
     device: torch.device | None = None
 
     @classmethod
-    def shared(cls, free: Bytes, device: torch.device) -> "Room":
+    def shared_with_kernels(cls, free: Bytes, device: torch.device) -> "MemoryBudget":
         """Half for what is trained, the rest for kernels beside it."""
-        return cls(TRAINED * free, free, device)
+        return cls(TRAINING_FRACTION * free, free, device)
 
-    def holds(self, scenario: Scenario) -> bool:
+    def can_hold(self, scenario: Scenario) -> bool:
         """Whether the scenario's model can be trained in it, and its kernels be measured."""
         peak = peak_allocated(scenario)
-        if peak > self.trained or self.whole is None or self.device is None:
-            return peak <= self.trained
-        largest = max(allocated(kernel, self.device) for kernel in distinct_kernels(scenario))
-        return peak + largest / MEASURED <= self.whole
+        if peak > self.training_bytes or self.total_bytes is None or self.device is None:
+            return peak <= self.training_bytes
+        largest = max(allocated_bytes(kernel, self.device) for kernel in distinct_kernels(scenario))
+        return peak + largest / MAX_KERNEL_FRACTION <= self.total_bytes
 
 
-def fitted_layers(scenario: Scenario, room: Room, layers: int | None) -> Scenario:
+def fit_layer_count(scenario: Scenario, budget: MemoryBudget, layers: int | None) -> Scenario:
     """The scenario with so many layers, or with as many as fit; raise InputError where not even the fewest do."""
-    fewest = scenario.layout.pp * scenario.placement.max_chunks
+    min_layers = scenario.layout.pp * scenario.placement.max_chunks
     if layers is not None:
-        if not fewest <= layers:
-            raise InputError(f"--layers: {layers} is too few; {fewest} is the fewest for {fewest} stages")
-        return truncated(scenario, layers)
-    legal = (scenario.model.layer_count, *reversed(range(fewest, scenario.model.layer_count, fewest)))
-    fitting = (each for count in legal if room.holds(each := truncated(scenario, count)))
-    found = next(fitting, None)
-    if found is not None:
-        return found
-    least = peak_allocated(truncated(scenario, fewest))
-    beside = "" if room.whole is None else " beside the operands of its largest kernel"
+        if not min_layers <= layers:
+            raise InputError(f"--layers: {layers} is too few; {min_layers} is the fewest for {min_layers} stages")
+        return truncate_model(scenario, layers)
+    layer_counts = (scenario.model.layer_count, *reversed(range(min_layers, scenario.model.layer_count, min_layers)))
+    candidates = (each for count in layer_counts if budget.can_hold(each := truncate_model(scenario, count)))
+    largest = next(candidates, None)
+    if largest is not None:
+        return largest
+    min_bytes = peak_allocated(truncate_model(scenario, min_layers))
+    kernel_text = "" if budget.total_bytes is None else " beside the operands of its largest kernel"
     raise InputError(
-        f"{scenario.model.name} with only {fewest} layers needs {format_bytes(least)} here{beside}, and there are "
-        f"{format_bytes(room.whole or room.trained)}; make it smaller, such as with --set training.microbatch=1 or "
+        f"{scenario.model.name} with only {min_layers} layers needs {format_bytes(min_bytes)} here{kernel_text}, and there are "
+        f"{format_bytes(budget.total_bytes or budget.training_bytes)}; make it smaller, such as with --set training.microbatch=1 or "
         "training.sequence"
     )
 
 
-def truncated(scenario: Scenario, layers: int) -> Scenario:
+def truncate_model(scenario: Scenario, layers: int) -> Scenario:
     """The scenario with the first so many layers of its model."""
     if layers == scenario.model.layer_count:
         return scenario
@@ -159,7 +161,7 @@ def truncated(scenario: Scenario, layers: int) -> Scenario:
     )
 
 
-def note(here: Here, text: str) -> None:
+def print_note(context: CheckContext, text: str) -> None:
     """Tell the user something that is no answer."""
-    if here.first:
+    if context.is_first_rank:
         print(text, file=sys.stderr, flush=True)

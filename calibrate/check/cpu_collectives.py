@@ -15,46 +15,51 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from calibrate.check.context import Here
-from calibrate.collectives.operations import Member, prepared
-from calibrate.collectives.process_groups import largest
-from calibrate.collectives.timing import Lap
-from calibrate.kernels.pytorch_ops import prepare
+from calibrate.check.context import CheckContext
+from calibrate.collectives.operations import GroupMember, prepare_collective
+from calibrate.collectives.process_groups import max_over_ranks
+from calibrate.collectives.timing import CollectiveIteration
+from calibrate.kernels.pytorch_ops import prepare_kernel
 from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample, KernelSample, TimeStatistics
 
-LAPS: Final = 24
+ITERATIONS: Final = 24
 WARM_UP: Final = 3
 
 
-def measure_between(
-    calls: Sequence[CollectiveCall], kernels: Sequence[KernelSample], here: Here
+def measure_after_kernels(
+    calls: Sequence[CollectiveCall], kernels: Sequence[KernelSample], context: CheckContext
 ) -> list[CollectiveSample]:
     """Calls of all processes, each behind the longest kernel; those of fewer ranks are left out."""
-    timed = [row for row in kernels if row.time is not None]
-    longest = max(timed, key=lambda row: row.kernel.flops)
-    run = prepare(longest.kernel, here.device.torch)
-    ranks = tuple(range(here.world.ranks))
-    member = Member(_world(), ranks, here.world.rank, here.device.torch)
-    whole = [call for call in calls if call.ranks == here.world.ranks]
+    timed_samples = [sample for sample in kernels if sample.time is not None]
+    longest_kernel = max(timed_samples, key=lambda sample: sample.kernel.flops)
+    run_kernel = prepare_kernel(longest_kernel.kernel, context.device.torch)
+    ranks = tuple(range(context.world.world_size))
+    member = GroupMember(_world_group(), ranks, context.world.rank, context.device.torch)
+    full_group_calls = [call for call in calls if call.ranks == context.world.world_size]
     return [
-        CollectiveSample(call, _timed(prepared(call.collective, member.of(call.format), call.payload).lap, run))
-        for call in whole
+        CollectiveSample(
+            call,
+            _time_iterations(
+                prepare_collective(call.collective, member.with_format(call.format), call.payload).iteration, run_kernel
+            ),
+        )
+        for call in full_group_calls
     ]
 
 
-def _world() -> Any:
+def _world_group() -> Any:
     return dist.group.WORLD
 
 
-def _timed(lap: Lap, run: Callable[[], object]) -> TimeStatistics:
-    starts, ends = torch.zeros(2, LAPS + WARM_UP, dtype=torch.float64)
-    for turn in range(LAPS + WARM_UP):
-        lap.prepare()
-        run()
-        starts[turn] = perf_counter()
-        lap.run()
-        ends[turn] = perf_counter()
+def _time_iterations(iteration: CollectiveIteration, run_kernel: Callable[[], object]) -> TimeStatistics:
+    starts, ends = torch.zeros(2, ITERATIONS + WARM_UP, dtype=torch.float64)
+    for index in range(ITERATIONS + WARM_UP):
+        iteration.prepare()
+        run_kernel()
+        starts[index] = perf_counter()
+        iteration.run()
+        ends[index] = perf_counter()
     cpu = torch.device("cpu")
-    seconds = ((largest(ends, cpu) - largest(starts, cpu)) / lap.trips).numpy()[WARM_UP:]
+    seconds = ((max_over_ranks(ends, cpu) - max_over_ranks(starts, cpu)) / iteration.transfer_count).numpy()[WARM_UP:]
     low, high = (float(value) for value in np.percentile(seconds, (5, 95)))
-    return TimeStatistics(max(float(seconds.mean()), 1e-9), low, high, LAPS)
+    return TimeStatistics(max(float(seconds.mean()), 1e-9), low, high, ITERATIONS)

@@ -10,41 +10,43 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.check.torch_model import Transformer, build
-from calibrate.check.trainer import Loop, building
-from calibrate.check.weight_update import Update
+from calibrate.check.torch_model import TransformerStage, build_stage
+from calibrate.check.trainer import MicrobatchTrainer, construction_settings
+from calibrate.check.weight_update import WeightUpdate
 from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.plan import Plan
 
 _MEBIBYTE = 2.0**20
 
 
-def replicated(plan: Plan, strategy: DdpStrategy, device: torch.device) -> Loop:
+def build_ddp_trainer(plan: Plan, strategy: DdpStrategy, device: torch.device) -> MicrobatchTrainer:
     """Every rank holds all weights."""
-    with building(plan, device):
-        model = build(plan, plan.stages[0])
-    reduced = reducing(model, plan, strategy)
-    return Loop(reduced, Update(list(model.parameters()), plan.training), last_alone(reduced))
+    with construction_settings(plan, device):
+        model = build_stage(plan, plan.stages[0])
+    ddp_model = wrap_ddp(model, plan, strategy)
+    return MicrobatchTrainer(
+        ddp_model, WeightUpdate(list(model.parameters()), plan.training), sync_last_only(ddp_model)
+    )
 
 
-def reducing(
-    model: Transformer, plan: Plan, strategy: DdpStrategy, without: Sequence[str] = ()
+def wrap_ddp(
+    model: TransformerStage, plan: Plan, strategy: DdpStrategy, ignored_names: Sequence[str] = ()
 ) -> DistributedDataParallel:
     """The model with its gradients reduced; without: names of weights that are not."""
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(model, list(without))  # type: ignore[no-untyped-call]
-    whole = sum(weight.nbytes for name, weight in model.named_parameters() if name not in without)
-    of_gradients = strategy.bucket_bytes(
+    set_ignored = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    set_ignored(model, list(ignored_names))  # type: ignore[no-untyped-call]
+    total_bytes = sum(weight.nbytes for name, weight in model.named_parameters() if name not in ignored_names)
+    bucket_bytes = strategy.bucket_bytes(
         plan.layout.dp, plan.training.recipe.weight_formats.gradients.bytes, is_first_chunk=True
     )
-    bucket = of_gradients if strategy.overlap else whole
-    return DistributedDataParallel(model, bucket_cap_mb=bucket / _MEBIBYTE, gradient_as_bucket_view=True)
+    cap_bytes = bucket_bytes if strategy.overlap else total_bytes
+    return DistributedDataParallel(model, bucket_cap_mb=cap_bytes / _MEBIBYTE, gradient_as_bucket_view=True)
 
 
-def last_alone(reduced: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
+def sync_last_only(ddp_model: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
     """Gradients are reduced in the last microbatch's backward alone."""
 
-    def around(last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else reduced.no_sync()
+    def microbatch_context(is_last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if is_last else ddp_model.no_sync()
 
-    return around
+    return microbatch_context

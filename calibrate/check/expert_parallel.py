@@ -11,44 +11,44 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.check.ddp import last_alone, reducing
-from calibrate.check.moe import Experts
-from calibrate.check.torch_model import build, loss
-from calibrate.check.trainer import Loop, building
-from calibrate.check.weight_update import Update
+from calibrate.check.ddp import sync_last_only, wrap_ddp
+from calibrate.check.moe import GroupedExperts
+from calibrate.check.torch_model import build_stage, mean_loss
+from calibrate.check.trainer import MicrobatchTrainer, construction_settings
+from calibrate.check.weight_update import WeightUpdate
 from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.plan import Plan
 
 
-def shared_out(plan: Plan, strategy: DdpStrategy, device: torch.device) -> Loop:
+def build_expert_parallel_trainer(plan: Plan, strategy: DdpStrategy, device: torch.device) -> MicrobatchTrainer:
     """Every rank holds some of the experts."""
-    with building(plan, device):
-        model = build(plan, plan.stages[0])
-    ranks, own = plan.layout.ep, own_weights(model)
-    model.loss = lambda logits, targets: loss(logits, targets, plan.training) / ranks
-    reduced = reducing(model, plan, strategy, without=tuple(own))
-    reduced.register_comm_hook(None, _summed)
-    update = Update(list(model.parameters()), plan.training, _over_ranks, list(own.values()))
-    return Loop(reduced, update, last_alone(reduced))
+    with construction_settings(plan, device):
+        model = build_stage(plan, plan.stages[0])
+    ranks, local_experts = plan.layout.ep, expert_parameters(model)
+    model.loss = lambda logits, targets: mean_loss(logits, targets, plan.training) / ranks
+    ddp_model = wrap_ddp(model, plan, strategy, ignored_names=tuple(local_experts))
+    ddp_model.register_comm_hook(None, _sum_hook)
+    update = WeightUpdate(list(model.parameters()), plan.training, _sum_over_ranks, list(local_experts.values()))
+    return MicrobatchTrainer(ddp_model, update, sync_last_only(ddp_model))
 
 
-def own_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Weights of experts, by their names in the model."""
     return {
         f"{path}.{name}": weight
         for path, module in model.named_modules()
-        if isinstance(module, Experts)
+        if isinstance(module, GroupedExperts)
         for name, weight in module.named_parameters()
     }
 
 
-def _summed(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def _sum_hook(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """DDP's all-reduce without its mean."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
-    done: torch.futures.Future[Tensor] = work.get_future().then(lambda found: found.value()[0])
-    return done
+    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
-def _over_ranks(squares: Tensor) -> Tensor:
+def _sum_over_ranks(squares: Tensor) -> Tensor:
     dist.all_reduce(squares)
     return squares

@@ -24,86 +24,86 @@ from clustersim.common.errors import InputError
 
 T = TypeVar("T")
 
-BAD_INPUT: Final = 2
-LOOK: Final = 0.5  # seconds between looks
-_SAID: Final = timedelta(seconds=5)  # that a failing rank waits until the first one has said it
-_CONNECT: Final = timedelta(seconds=60)
+EXIT_CODE: Final = 2
+POLL_INTERVAL: Final = 0.5  # seconds between looks
+_REPORT_TIMEOUT: Final = timedelta(seconds=5)  # that a failing rank waits until the first one has said it
+_CONNECT_TIMEOUT: Final = timedelta(seconds=60)
 
 
-class Word:
+class FailureChannel:
     """What a rank tells the others outside of collectives."""
 
     def __init__(self, world: World, environment: Mapping[str, str] = os.environ) -> None:
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         self._world = world
-        self._store = TCPStore(host, port, is_master=False, timeout=_CONNECT, wait_for_workers=False)
+        self._store = TCPStore(host, port, is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False)
         attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._failed, self._said = f"clustersim/{attempt}/failed", f"clustersim/{attempt}/said"
+        self._failure_key, self._printed_key = f"clustersim/{attempt}/failed", f"clustersim/{attempt}/said"
 
-    def give(self, text: str) -> str:
+    def announce(self, text: str) -> str:
         """Tell the others which rank failed, and why; return what was said first, if another one failed before."""
-        return bytes(self._store.compare_set(self._failed, "", text)).decode()
+        return bytes(self._store.compare_set(self._failure_key, "", text)).decode()
 
-    def heard(self) -> str | None:
+    def announced_failure(self) -> str | None:
         """Which rank failed, and why; None: none that is known."""
-        return bytes(self._store.get(self._failed)).decode() if self._store.check([self._failed]) else None
+        return bytes(self._store.get(self._failure_key)).decode() if self._store.check([self._failure_key]) else None
 
-    def say(self, text: str) -> None:
+    def print_once(self, text: str) -> None:
         """Print it, if this is the first rank; others wait until that one has."""
         if self._world.rank == 0:
-            _print(text)
-            self._store.set(self._said, "1")
+            _print_error(text)
+            self._store.set(self._printed_key, "1")
         else:
-            self._store.wait([self._said], _SAID)
+            self._store.wait([self._printed_key], _REPORT_TIMEOUT)
 
 
-def together(world: World, work: Callable[[], T]) -> T:
+def run_on_all_ranks(world: World, work: Callable[[], T]) -> T:
     """Do what ranks do together; where one of them fails, all end: with its sentence, if it is the user's error."""
-    if world.ranks == 1:
+    if world.world_size == 1:
         return work()
     done = Event()
-    listener = Thread(target=_listen, args=(Word(world), done), daemon=True)
+    listener = Thread(target=_poll_failures, args=(FailureChannel(world), done), daemon=True)
     listener.start()
     try:
         return work()
     except Exception as error:
-        _stop(listener, done)
-        _end(world, error)
+        _stop_listener(listener, done)
+        _terminate(world, error)
         raise
     finally:
-        _stop(listener, done)
+        _stop_listener(listener, done)
 
 
-def _end(world: World, error: Exception) -> None:
+def _terminate(world: World, error: Exception) -> None:
     """Tell the others, if another rank has not failed before, and end."""
-    expected = isinstance(error, InputError)
-    own = said = f"rank {world.rank}: {'' if expected else f'{type(error).__name__}: '}{error}"
+    is_user_error = isinstance(error, InputError)
+    message = first_message = f"rank {world.rank}: {'' if is_user_error else f'{type(error).__name__}: '}{error}"
     with suppress(RuntimeError):  # the store is gone: nobody can be told
-        word = Word(world)
-        said = word.give(own)
-        word.say(said)
-    if said == own and not expected:
+        channel = FailureChannel(world)
+        first_message = channel.announce(message)
+        channel.print_once(first_message)
+    if first_message == message and not is_user_error:
         print_exception(error)
-    elif said == own and world.rank:
-        _print(said)
-    os._exit(BAD_INPUT)
+    elif first_message == message and world.rank:
+        _print_error(first_message)
+    os._exit(EXIT_CODE)
 
 
-def _listen(word: Word, done: Event) -> None:
+def _poll_failures(channel: FailureChannel, done: Event) -> None:
     """Until all is done, look whether another rank failed; then end this process."""
     with suppress(RuntimeError):  # the store is gone: whoever kept it ends the others
-        while not done.wait(LOOK):
-            text = word.heard()
+        while not done.wait(POLL_INTERVAL):
+            text = channel.announced_failure()
             if text is not None:
                 with suppress(RuntimeError):
-                    word.say(text)
-                os._exit(BAD_INPUT)
+                    channel.print_once(text)
+                os._exit(EXIT_CODE)
 
 
-def _stop(listener: Thread, done: Event) -> None:
+def _stop_listener(listener: Thread, done: Event) -> None:
     done.set()
     listener.join()
 
 
-def _print(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"error: {text}", file=sys.stderr, flush=True)

@@ -15,37 +15,41 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from calibrate.check.torch_dtypes import TORCH
-from calibrate.check.torch_model import Transformer, build
-from calibrate.check.trainer import Loop, building
-from calibrate.check.weight_update import Update
+from calibrate.check.torch_dtypes import TRAINING_DTYPES
+from calibrate.check.torch_model import TransformerStage, build_stage
+from calibrate.check.trainer import MicrobatchTrainer, construction_settings
+from calibrate.check.weight_update import WeightUpdate
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.plan import Plan
 
 
-def sharded(plan: Plan, strategy: FullyShard, device: torch.device, mesh: DeviceMesh | None = None) -> Loop:
+def build_fsdp_trainer(
+    plan: Plan, strategy: FullyShard, device: torch.device, mesh: DeviceMesh | None = None
+) -> MicrobatchTrainer:
     """Every rank holds a part of each weight, in the format that the optimizer updates; mesh: None: all processes."""
-    with building(plan, device, held_weights=True):
-        model = build(plan, plan.stages[0])
+    with construction_settings(plan, device, optimizer_format=True):
+        model = build_stage(plan, plan.stages[0])
     formats = plan.training.recipe.weight_formats
-    policy = MixedPrecisionPolicy(param_dtype=TORCH[formats.gathered], reduce_dtype=TORCH[formats.gradients])
-    mesh = mesh or _mesh(strategy, device)
-    again = strategy.secondary or strategy.reshards_parameters(is_pipelined=False)
-    for unit in _units(model):
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if unit is model.head else again)
-    whole = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
-    _prefetch(model, strategy.prefetch_depth, device)
-    every = plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
+    policy = MixedPrecisionPolicy(
+        param_dtype=TRAINING_DTYPES[formats.gathered], reduce_dtype=TRAINING_DTYPES[formats.gradients]
+    )
+    mesh = mesh or _device_mesh(strategy, device)
+    reshard = strategy.secondary or strategy.reshards_parameters(is_pipelined=False)
+    for unit in _fsdp_units(model):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if unit is model.head else reshard)
+    fsdp_model = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    _set_prefetch(model, strategy.prefetch_depth, device)
+    sync_always = plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
 
-    def around(last: bool) -> AbstractContextManager[object]:
-        whole.set_requires_gradient_sync(last or every)
-        whole.set_requires_all_reduce(last or strategy.all_reduce is ReductionFrequency.PER_MICROBATCH)
+    def microbatch_context(is_last: bool) -> AbstractContextManager[object]:
+        fsdp_model.set_requires_gradient_sync(is_last or sync_always)
+        fsdp_model.set_requires_all_reduce(is_last or strategy.all_reduce is ReductionFrequency.PER_MICROBATCH)
         return nullcontext()
 
-    return Loop(model, Update(list(model.parameters()), plan.training), around)
+    return MicrobatchTrainer(model, WeightUpdate(list(model.parameters()), plan.training), microbatch_context)
 
 
-def _mesh(strategy: FullyShard, device: torch.device) -> DeviceMesh:
+def _device_mesh(strategy: FullyShard, device: torch.device) -> DeviceMesh:
     """All ranks, or replicas of groups that share weights out."""
     ranks = dist.get_world_size()
     if strategy.shard is None:
@@ -55,15 +59,15 @@ def _mesh(strategy: FullyShard, device: torch.device) -> DeviceMesh:
     )
 
 
-def _units(model: Transformer) -> Sequence[torch.nn.Module]:
+def _fsdp_units(model: TransformerStage) -> Sequence[torch.nn.Module]:
     return [unit for unit in (model.embedding, *model.layers, model.head) if unit is not None]
 
 
-def _prefetch(model: Transformer, ahead: int, device: torch.device) -> None:
+def _set_prefetch(model: TransformerStage, depth: int, device: torch.device) -> None:
     """Gather so many units ahead, forward in the model's order, backward in reverse; the head is there already."""
-    units: list[FSDPModule] = [unit for unit in _units(model) if isinstance(unit, FSDPModule)]
-    for place, unit in enumerate(units):
-        unit._set_unshard_async_op(device.type == "cpu" and ahead > 0)
-        if ahead:
-            unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
-            unit.set_modules_to_backward_prefetch(units[max(0, place - ahead) : place][::-1])
+    units: list[FSDPModule] = [unit for unit in _fsdp_units(model) if isinstance(unit, FSDPModule)]
+    for index, unit in enumerate(units):
+        unit._set_unshard_async_op(device.type == "cpu" and depth > 0)
+        if depth:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + depth])
+            unit.set_modules_to_backward_prefetch(units[max(0, index - depth) : index][::-1])

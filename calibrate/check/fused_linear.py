@@ -3,7 +3,7 @@
 Unfused as autograd does it: the product, then AccumulateGrad's addition. Fused, the product's epilogue adds it
 (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication` with gradient accumulation fusion): here `addmm` into
 the gradient itself, for which autograd must not see the weight. That needs a gradient that is there already, so it is
-used where the strategy gives one (`into`); DDP, FSDP and DTensor reduce what autograd hands them, unfused.
+used where the strategy gives one (`gradient_buffer`); DDP, FSDP and DTensor reduce what autograd hands them, unfused.
 """
 
 from typing import Any
@@ -12,47 +12,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibrate.check.operator_labels import PRODUCT, labelled
+from calibrate.check.operator_labels import MATMUL, record_label
 
 
-class Linear(nn.Linear):
-    """A linear layer. fused: its weight gradient may be added in the product's epilogue, to `into` if that is given."""
+class FusedWgradLinear(nn.Linear):
+    """A linear layer. fused: its weight gradient may be added in the product's epilogue, to `gradient_buffer` if that is given."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, fused: bool) -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.fused = fused
-        self.into: Tensor | None = None
+        self.gradient_buffer: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., inputs] to [.., outputs]."""
-        with labelled(PRODUCT):
-            if self.into is None:
+        with record_label(MATMUL):
+            if self.gradient_buffer is None:
                 return functional.linear(x, self.weight, self.bias)
-            made: Tensor = _Accumulating.apply(x, self.weight, self.bias, self.into)  # type: ignore[no-untyped-call]
-            return made
+            output: Tensor = _AccumulatingLinear.apply(x, self.weight, self.bias, self.gradient_buffer)  # type: ignore[no-untyped-call]
+            return output
 
 
-class _Accumulating(torch.autograd.Function):
+class _AccumulatingLinear(torch.autograd.Function):
     """A linear layer that adds its weight gradient to a tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gradient_buffer: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.into, ctx.biased = into, bias is not None
+        ctx.gradient_buffer, ctx.gpt_biases = gradient_buffer, bias is not None
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         gradient = gradients[0]
-        rows = gradient.flatten(0, -2)
-        _add_product(ctx.into, rows.t(), x.flatten(0, -2))
-        return gradient @ weight, None, rows.sum(0) if ctx.biased else None, None
+        flat_gradient = gradient.flatten(0, -2)
+        _add_matmul(ctx.gradient_buffer, flat_gradient.t(), x.flatten(0, -2))
+        return gradient @ weight, None, flat_gradient.sum(0) if ctx.gpt_biases else None, None
 
 
-def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+def _add_matmul(accumulator: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a b to a tensor, in the product's epilogue also where that is wider."""
-    if into.dtype is a.dtype:
-        into.addmm_(a, b)
+    if accumulator.dtype is a.dtype:
+        accumulator.addmm_(a, b)
     else:
-        torch.addmm(into, a, b, into.dtype, out=into)
+        torch.addmm(accumulator, a, b, accumulator.dtype, out=accumulator)

@@ -11,16 +11,16 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Final, TypeVar
 
-from calibrate.check.context import Here
-from calibrate.check.cpu_collectives import measure_between
-from calibrate.check.phase_timer import TIMED, Part, StepTime, Timeline
-from calibrate.check.step_profile import Profile, profiled
-from calibrate.check.trainer import Batch, Trainer, step
+from calibrate.check.context import CheckContext
+from calibrate.check.cpu_collectives import measure_after_kernels
+from calibrate.check.phase_timer import TIMED_PHASES, PhaseTimer, StepPhase, StepTime
+from calibrate.check.step_profile import StepProfile, profile_step
+from calibrate.check.trainer import Trainer, TrainingBatch, training_step
 from calibrate.collectives.command import measure_calls
-from calibrate.collectives.interference import Pair, beside, heaviest_kernels, largest_calls
-from calibrate.collectives.process_groups import library
+from calibrate.collectives.interference import KernelCallPair, heaviest_kernels, largest_calls, measure_interference
+from calibrate.collectives.process_groups import collective_library
 from calibrate.devices.device import TorchDevice
-from calibrate.devices.telemetry import mean
+from calibrate.devices.telemetry import mean_telemetry
 from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.build import distinct_comm_calls, distinct_kernels
@@ -38,16 +38,18 @@ from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
-HostOf = Callable[[Scenario, TorchDevice], Iterable[HostLaunchSample]]
+HostMeasurement = Callable[[Scenario, TorchDevice], Iterable[HostLaunchSample]]
 """What a device's host needs for the launches of a scenario's steps: `calibrate.host`, which builds on this room."""
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
-PATIENCE: Final = 0.15  # seconds for each call in a round
-_SHARED: Final = 2  # rounds over which kernels beside collectives are spread: they take longer than all else
+SECONDS_PER_CALL: Final = 0.15  # seconds for each call in a round
+_INTERFERENCE_ROUNDS: Final = (
+    2  # rounds over which kernels beside collectives are spread: they take longer than all else
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class CheckMeasurements:
     """What was measured: pooled rows, steps and profiles of all rounds.
 
     beside: kernels and collectives beside each other, where the layout's data-parallel ones run so; under: this
@@ -57,177 +59,204 @@ class Rounds:
     kernels: tuple[KernelSample, ...]
     collectives: tuple[CollectiveSample, ...]
     steps: tuple[StepTime, ...]
-    profiles: tuple[Profile, ...]
-    beside: tuple[InterferenceSample, ...]
+    profiles: tuple[StepProfile, ...]
+    interference: tuple[InterferenceSample, ...]
     host: tuple[HostLaunchSample, ...] = ()
     under: DeviceTelemetry | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class CheckSchedule:
     """How measuring and training take turns.
 
     steps: trained in each round; measuring: whether kernels are, too; host: what measures the host beside them.
     """
 
     rounds: int
-    steps: int
-    measuring: bool
-    host: HostOf
+    steps_per_round: int
+    measures_kernels: bool
+    measure_host: HostMeasurement
 
 
-def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, turns: Turns) -> Rounds:
+def run_rounds(
+    scenario: Scenario, trainer: Trainer, batch: TrainingBatch, context: CheckContext, schedule: CheckSchedule
+) -> CheckMeasurements:
     """Measure and train in turns."""
-    train(trainer, batch, here, WARM_UP)
-    kernels: list[KernelSample] = []
-    calls: list[CollectiveSample] = []
-    times: list[StepTime] = []
-    profiles: list[Profile] = []
-    together: list[InterferenceSample] = []
-    host: list[HostLaunchSample] = []
+    train_steps(trainer, batch, context, WARM_UP)
+    kernel_samples: list[KernelSample] = []
+    call_samples: list[CollectiveSample] = []
+    step_times: list[StepTime] = []
+    profiles: list[StepProfile] = []
+    interference: list[InterferenceSample] = []
+    host_samples: list[HostLaunchSample] = []
     states: list[DeviceTelemetry] = []
-    sharing = min(_SHARED, turns.rounds)
-    for turn in range(turns.rounds):
-        if turns.measuring:
-            kernels += _kernels(scenario, here)
-            calls += _calls(scenario, here, kernels)
-            together += _beside(_pairs(scenario, kernels, calls)[turn % sharing :: sharing], here)
-            host += turns.host(scenario, here.device)
-            train(trainer, batch, here, 1)  # caches and allocator as in training
-        with here.device.watched() as seen:
-            times += train(trainer, batch, here, turns.steps)
-        states += seen.states
-        here.meet()
-        profiles += here.gathered(profiled(trainer, batch, here.device.torch))
-    return Rounds(
-        pooled_kernels(kernels),
-        pooled_calls(calls),
-        tuple(times),
+    interference_rounds = min(_INTERFERENCE_ROUNDS, schedule.rounds)
+    for round_index in range(schedule.rounds):
+        if schedule.measures_kernels:
+            kernel_samples += _measure_kernels(scenario, context)
+            call_samples += _measure_calls(scenario, context, kernel_samples)
+            interference += _measure_interference(
+                _overlapped_pairs(scenario, kernel_samples, call_samples)[
+                    round_index % interference_rounds :: interference_rounds
+                ],
+                context,
+            )
+            host_samples += schedule.measure_host(scenario, context.device)
+            train_steps(trainer, batch, context, 1)  # caches and allocator as in training
+        with context.device.sample_telemetry() as seen:
+            step_times += train_steps(trainer, batch, context, schedule.steps_per_round)
+        states += seen.samples
+        context.barrier()
+        profiles += context.all_gather(profile_step(trainer, batch, context.device.torch))
+    return CheckMeasurements(
+        pool_kernels(kernel_samples),
+        pool_calls(call_samples),
+        tuple(step_times),
         tuple(profiles),
-        pooled_beside(together),
-        pooled_host(host),
-        mean(states),
+        pool_interference(interference),
+        pool_host(host_samples),
+        mean_telemetry(states),
     )
 
 
-def train(trainer: Trainer, batch: Batch, here: Here, steps: int) -> list[StepTime]:
+def train_steps(trainer: Trainer, batch: TrainingBatch, context: CheckContext, steps: int) -> list[StepTime]:
     """Real steps, each of which all processes begin together: the slowest one's time, the mean of parts."""
-    timeline = Timeline(here.device.torch)
-    mine = []
+    timeline = PhaseTimer(context.device.torch)
+    local_times = []
     for _ in range(steps):
-        here.meet()
-        step(trainer, batch, timeline)
-        mine.append(timeline.read())
-    return [together(item) for item in zip(*here.gathered(mine), strict=True)]
+        context.barrier()
+        training_step(trainer, batch, timeline)
+        local_times.append(timeline.read_step())
+    return [merge_rank_times(rank_times) for rank_times in zip(*context.all_gather(local_times), strict=True)]
 
 
-def together(ranks: Sequence[StepTime]) -> StepTime:
+def merge_rank_times(ranks: Sequence[StepTime]) -> StepTime:
     """One step of all ranks; waiting for the slowest one is `OTHER`."""
     seconds = max(rank.seconds for rank in ranks)
-    parts = {part: sum(step_time.parts[part] for step_time in ranks) / len(ranks) for part in Part}
-    return StepTime(seconds, {**parts, Part.OTHER: seconds - sum(parts[part] for part in TIMED)})
+    phases = {phase: sum(step_time.phases[phase] for step_time in ranks) / len(ranks) for phase in StepPhase}
+    return StepTime(seconds, {**phases, StepPhase.OTHER: seconds - sum(phases[phase] for phase in TIMED_PHASES)})
 
 
-def typical(steps: Sequence[StepTime]) -> StepTime:
+def median_step(steps: Sequence[StepTime]) -> StepTime:
     """Medians of the step and of each part."""
-    parts = {part: median(step_time.parts[part] for step_time in steps) for part in Part}
-    return StepTime(median(item.seconds for item in steps), parts)
+    phases = {phase: median(step_time.phases[phase] for step_time in steps) for phase in StepPhase}
+    return StepTime(median(item.seconds for item in steps), phases)
 
 
-def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> CalibrationRecord:
+def build_record(scenario: Scenario, measurements: CheckMeasurements, context: CheckContext) -> CalibrationRecord:
     """What was measured, as a record of the scenario's accelerator."""
-    device = here.device.describe(scenario.cluster.accelerator.name)
-    if here.world.ranks > 1:
-        device = replace(device, collectives=library(here.device.torch))
+    device = context.device.describe(scenario.cluster.accelerator.name)
+    if context.world.world_size > 1:
+        device = replace(device, collectives=collective_library(context.device.torch))
     conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
         command="calibrate --check",
         method=f"{QUICK}; median over rounds between training steps",
-        processes=here.world.ranks,
-        after=here.device.conditions(),
+        processes=context.world.world_size,
+        after=context.device.conditions(),
     )
     return CalibrationRecord(
         device,
         conditions,
-        kernels=rounds.kernels,
-        collectives=rounds.collectives,
-        beside=rounds.beside,
-        host=rounds.host,
+        kernels=measurements.kernels,
+        collectives=measurements.collectives,
+        beside=measurements.interference,
+        host=measurements.host,
     )
 
 
-def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelSample]:
-    return kernel_rows.rows(distinct_kernels(scenario), here.device, QUICK)
+def _measure_kernels(scenario: Scenario, context: CheckContext) -> Iterable[KernelSample]:
+    return kernel_rows.measure_sequence(distinct_kernels(scenario), context.device, QUICK)
 
 
-def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelSample]) -> list[CollectiveSample]:
+def _measure_calls(
+    scenario: Scenario, context: CheckContext, kernels: Sequence[KernelSample]
+) -> list[CollectiveSample]:
     calls = [call for call in distinct_comm_calls(scenario) if call.ranks > 1]
 
-    if calls and here.device.torch.type == "cpu" and here.world.nodes == 1:
-        return measure_between(calls, kernels, here)
-    return measure_calls(calls, here.device, patience=PATIENCE) if calls else []
+    if calls and context.device.torch.type == "cpu" and context.world.node_count == 1:
+        return measure_after_kernels(calls, kernels, context)
+    return measure_calls(calls, context.device, max_seconds_per_call=SECONDS_PER_CALL) if calls else []
 
 
-def _pairs(scenario: Scenario, kernels: Sequence[KernelSample], calls: Sequence[CollectiveSample]) -> list[Pair]:
+def _overlapped_pairs(
+    scenario: Scenario, kernel_samples: Sequence[KernelSample], call_samples: Sequence[CollectiveSample]
+) -> list[KernelCallPair]:
     """Kernels and collectives that are beside each other in a step: collectives of replicas, not those of experts."""
     if scenario.layout.dp == 1:
         return []
-    of_replicas = [row.call for row in calls if row.call.collective is not CollectiveType.ALL_TO_ALL]
-    heaviest = heaviest_kernels(row.kernel for row in kernels if row.time is not None)
-    return [(kernel, call) for call in largest_calls(of_replicas) for kernel in heaviest]
+    data_parallel_calls = [
+        sample.call for sample in call_samples if sample.call.collective is not CollectiveType.ALL_TO_ALL
+    ]
+    heaviest = heaviest_kernels(sample.kernel for sample in kernel_samples if sample.time is not None)
+    return [(kernel, call) for call in largest_calls(data_parallel_calls) for kernel in heaviest]
 
 
-def _beside(pairs: Sequence[Pair], here: Here) -> list[InterferenceSample]:
-    return [row for row in beside(pairs, here.device, rounds=1) if isinstance(row, InterferenceSample)] if pairs else []
-
-
-def pooled_kernels(rows: Iterable[KernelSample]) -> tuple[KernelSample, ...]:
-    """One row of each kernel: the median of its medians."""
-    return tuple(
-        replace(same[0], time=_pooled([row.time for row in same if row.time is not None]))
-        for same in _alike(rows, lambda row: row.signature)
+def _measure_interference(pairs: Sequence[KernelCallPair], context: CheckContext) -> list[InterferenceSample]:
+    return (
+        [
+            sample
+            for sample in measure_interference(pairs, context.device, rounds=1)
+            if isinstance(sample, InterferenceSample)
+        ]
+        if pairs
+        else []
     )
 
 
-def pooled_calls(rows: Iterable[CollectiveSample]) -> tuple[CollectiveSample, ...]:
+def pool_kernels(samples: Iterable[KernelSample]) -> tuple[KernelSample, ...]:
+    """One row of each kernel: the median of its medians."""
+    return tuple(
+        replace(duplicates[0], time=_pool_statistics([sample.time for sample in duplicates if sample.time is not None]))
+        for duplicates in _group_by(samples, lambda sample: sample.signature)
+    )
+
+
+def pool_calls(samples: Iterable[CollectiveSample]) -> tuple[CollectiveSample, ...]:
     """One row of each call: the median of its medians."""
-    alike = _alike(rows, lambda row: row.call)
-    return tuple(replace(same[0], time=_pooled([row.time for row in same]) or same[0].time) for same in alike)
+    groups = _group_by(samples, lambda sample: sample.call)
+    return tuple(
+        replace(duplicates[0], time=_pool_statistics([sample.time for sample in duplicates]) or duplicates[0].time)
+        for duplicates in groups
+    )
 
 
-def pooled_host(rows: Iterable[HostLaunchSample]) -> tuple[HostLaunchSample, ...]:
+def pool_host(samples: Iterable[HostLaunchSample]) -> tuple[HostLaunchSample, ...]:
     """One row of each state: medians of its seconds."""
     return tuple(
         replace(
-            same[0],
-            forward=median(row.forward for row in same),
-            backward=median(row.backward for row in same),
-            alone=(median(row.alone[0] for row in same), median(row.alone[1] for row in same)),
+            duplicates[0],
+            forward=median(sample.forward for sample in duplicates),
+            backward=median(sample.backward for sample in duplicates),
+            alone=(median(sample.alone[0] for sample in duplicates), median(sample.alone[1] for sample in duplicates)),
         )
-        for same in _alike(rows, lambda row: row.state)
+        for duplicates in _group_by(samples, lambda sample: sample.state)
     )
 
 
-def pooled_beside(rows: Iterable[InterferenceSample]) -> tuple[InterferenceSample, ...]:
+def pool_interference(samples: Iterable[InterferenceSample]) -> tuple[InterferenceSample, ...]:
     """One row of each kernel beside each call: that with the median of slowings."""
-    alike = _alike(rows, lambda row: (row.kernel.signature, row.call))
-    return tuple(sorted(same, key=lambda row: row.kernel_slowdown)[(len(same) - 1) // 2] for same in alike)
+    groups = _group_by(samples, lambda sample: (sample.kernel.signature, sample.call))
+    return tuple(
+        sorted(duplicates, key=lambda sample: sample.kernel_slowdown)[(len(duplicates) - 1) // 2]
+        for duplicates in groups
+    )
 
 
-def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
-    found: dict[object, list[T]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return list(found.values())
+def _group_by(samples: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    groups: dict[object, list[T]] = {}
+    for sample in samples:
+        groups.setdefault(key(sample), []).append(sample)
+    return list(groups.values())
 
 
-def _pooled(times: Sequence[TimeStatistics]) -> TimeStatistics | None:
-    if not times:
+def _pool_statistics(statistics: Sequence[TimeStatistics]) -> TimeStatistics | None:
+    if not statistics:
         return None
     return TimeStatistics(
-        seconds=median(time.seconds for time in times),
-        p5=min(time_statistics.p5 for time_statistics in times),
-        p95=max(item.p95 for item in times),
-        repetitions=sum(element.repetitions for element in times),
-        dropped=sum(entry.dropped for entry in times),
+        seconds=median(item.seconds for item in statistics),
+        p5=min(item.p5 for item in statistics),
+        p95=max(item.p95 for item in statistics),
+        repetitions=sum(item.repetitions for item in statistics),
+        dropped=sum(item.dropped for item in statistics),
     )

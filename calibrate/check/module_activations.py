@@ -17,24 +17,24 @@ from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.transformer import PositionEncoding
 
-_LAYERS = (ActivationKind.LAYER_SAVED, ActivationKind.LAYER_FULL)
+_LAYER_KINDS = (ActivationKind.LAYER_SAVED, ActivationKind.LAYER_FULL)
 
 
 @dataclass(frozen=True)
-class Held(Activations):
+class ModuleActivations(Activations):
     """Bytes of activations of one rank of a plan, as the modules here keep them."""
 
     def bytes_of(self, kind: ActivationKind, spec: LayerSpec | None = None) -> Bytes:
         """Bytes of a part; spec: of which kind of layer, if it is a layer's."""
-        turned = 0.0 if spec is None or kind not in _LAYERS else self._turned(spec)
-        return super().bytes_of(kind, spec) + turned
+        rotated_bytes = 0.0 if spec is None or kind not in _LAYER_KINDS else self._rotated_bytes(spec)
+        return super().bytes_of(kind, spec) + rotated_bytes
 
     @property
     def loss_gradient_bytes(self) -> Bytes:
         """Bytes of the logits' gradients beside what the loss keeps, per logit."""
         return 3.0 * DType.FP32.bytes if self.plan.layout.tp > 1 else super().loss_gradient_bytes
 
-    def _turned(self, spec: LayerSpec) -> Bytes:
+    def _rotated_bytes(self, spec: LayerSpec) -> Bytes:
         """Queries and keys as the product made them."""
         attention = spec.attention
         if attention is None or attention.qk_norm or self.plan.model.positions is not PositionEncoding.ROTARY:

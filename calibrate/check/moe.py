@@ -18,11 +18,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from calibrate.check.fused_linear import Linear
-from calibrate.check.operator_labels import PERMUTE, PRODUCTS, ROW_MAP, UNPERMUTE, WEIGHTING, Label, labelled, streaming
-from calibrate.collectives.operations import gather_parts
+from calibrate.check.fused_linear import FusedWgradLinear
+from calibrate.check.operator_labels import (
+    GROUPED_MATMUL,
+    PERMUTATION_MAP,
+    PERMUTE,
+    UNPERMUTE,
+    WEIGHTING,
+    OperatorLabel,
+    memory_bound_label,
+    record_label,
+)
+from calibrate.collectives.operations import all_gather_tensor
 from calibrate.kernels import formulas, moe_formulas
-from calibrate.kernels.pytorch_ops.grouped_gemm import multiply
+from calibrate.kernels.pytorch_ops.grouped_gemm import grouped_matmul
 from clustersim.model import memory_bound as passes
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction
@@ -30,122 +39,132 @@ from clustersim.model.moe_router import top_k_op
 from clustersim.model.overheads import Grouping, Overheads
 from clustersim.parallel.plan import Plan
 
-HABITS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
+MOE_OVERHEADS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
 """How these modules run experts; nothing beside the model."""
-FAR: Final = 64.0  # above all logits
-_SPREAD: Final = 0.02  # of first weights
+BALANCING_BIAS: Final = 64.0  # above all logits
+_INIT_STD: Final = 0.02  # of first weights
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class TokenSplits:
     """Who gets how many rows: of this rank, those sent to each rank; [ranks, experts] those that come from each."""
 
-    to: list[int]
-    come: Tensor
+    send_counts: list[int]
+    received_by_expert: Tensor
 
     @property
-    def taken(self) -> list[int]:
+    def receive_counts(self) -> list[int]:
         """Rows from each rank."""
-        rows: list[int] = self.come.sum(1).tolist()
-        return rows
+        counts: list[int] = self.received_by_expert.sum(1).tolist()
+        return counts
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """The experts of one rank: products of each one's rows with its own matrices."""
 
-    def __init__(self, routed: MoeMlp, hidden: int, count: int, *, fused: bool) -> None:
+    def __init__(self, moe: MoeMlp, hidden: int, count: int, *, fused: bool) -> None:
         super().__init__()
-        self.form, self.fused = routed.form, fused
-        wide = 2 * routed.ffn if routed.form is MlpType.SWIGLU else routed.ffn
-        self.up = nn.Parameter(torch.empty(count, wide, hidden).normal_(std=_SPREAD))
-        self.down = nn.Parameter(torch.empty(count, hidden, routed.ffn).normal_(std=_SPREAD))
+        self.mlp_type, self.fused = moe.form, fused
+        up_width = 2 * moe.ffn if moe.form is MlpType.SWIGLU else moe.ffn
+        self.up = nn.Parameter(torch.empty(count, up_width, hidden).normal_(std=_INIT_STD))
+        self.down = nn.Parameter(torch.empty(count, hidden, moe.ffn).normal_(std=_INIT_STD))
 
-    def forward(self, rows: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, weights: Tensor, expert_counts: Tensor) -> Tensor:
         """Rows [rows, hidden] both ways, expert by expert; weights: [rows]; sizes: [experts] rows of each."""
-        ends = sizes.cumsum(0).int()
-        with labelled(PRODUCTS):
-            made = multiply(rows, self.up, ends)
-        with labelled(streaming(passes.activation_spec(self.form, fused=self.fused))):
-            made = formulas.swiglu(made, fused=self.fused) if self.form is MlpType.SWIGLU else formulas.gelu(made)
-        with labelled(WEIGHTING):
-            made = formulas.weighted(made, weights.to(made.dtype).unsqueeze(1), fused=self.fused)
-        with labelled(PRODUCTS):
-            result: Tensor = multiply(made, self.down, ends)
+        group_ends = expert_counts.cumsum(0).int()
+        with record_label(GROUPED_MATMUL):
+            hidden = grouped_matmul(tokens, self.up, group_ends)
+        with record_label(memory_bound_label(passes.activation_spec(self.mlp_type, fused=self.fused))):
+            hidden = (
+                formulas.swiglu(hidden, fused=self.fused) if self.mlp_type is MlpType.SWIGLU else formulas.gelu(hidden)
+            )
+        with record_label(WEIGHTING):
+            hidden = formulas.scale_by_probability(hidden, weights.to(hidden.dtype).unsqueeze(1), fused=self.fused)
+        with record_label(GROUPED_MATMUL):
+            result: Tensor = grouped_matmul(hidden, self.down, group_ends)
         return result
 
 
-class Mixture(nn.Module):
+class MoeLayer(nn.Module):
     """Every token through some of the experts, which the ranks share out."""
 
     even: Tensor
 
-    def __init__(self, plan: Plan, routed: MoeMlp) -> None:
+    def __init__(self, plan: Plan, moe: MoeMlp) -> None:
         super().__init__()
         hidden, fused = plan.model.hidden, plan.training.fused
-        self.routed, self.ranks = routed, plan.layout.ep
-        self.label = Label(KernelKind.SOFTMAX, top_k_op(routed.router))
-        self.router = Linear(hidden, routed.experts, bias=False, fused=fused)
-        self.experts = Experts(routed, hidden, routed.experts // self.ranks, fused=fused)
-        self.register_buffer("even", _even(plan.layer_shard.tokens, routed), persistent=False)
+        self.moe, self.ep_size = moe, plan.layout.ep
+        self.label = OperatorLabel(KernelKind.SOFTMAX, top_k_op(moe.router))
+        self.router = FusedWgradLinear(hidden, moe.experts, bias=False, fused=fused)
+        self.experts = GroupedExperts(moe, hidden, moe.experts // self.ep_size, fused=fused)
+        self.register_buffer("even", _balancing_logits(plan.layer_shard.tokens, moe), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
         flat = x.flatten(0, -2)
         logits = self.router(flat).float()
-        with labelled(self.label):
-            choice = self._chosen(logits)
-        with labelled(ROW_MAP):
-            places, weights = moe_formulas.row_map(choice)
-        with labelled(PERMUTE):
-            rows = moe_formulas.permuted(flat, places)
-        sizes = choice[1].sum(0)
-        made = self.experts(rows, weights, sizes) if self.ranks == 1 else self._elsewhere(rows, weights, sizes)
-        with labelled(UNPERMUTE):
-            return moe_formulas.unpermuted(made, places, len(flat)).view_as(x)
+        with record_label(self.label):
+            routing_map = self._route(logits)
+        with record_label(PERMUTATION_MAP):
+            token_indices, weights = moe_formulas.permutation_map(routing_map)
+        with record_label(PERMUTE):
+            tokens = moe_formulas.permute_tokens(flat, token_indices)
+        expert_counts = routing_map[1].sum(0)
+        output = (
+            self.experts(tokens, weights, expert_counts)
+            if self.ep_size == 1
+            else self._dispatch_and_combine(tokens, weights, expert_counts)
+        )
+        with record_label(UNPERMUTE):
+            return moe_formulas.unpermute_tokens(output, token_indices, len(flat)).view_as(x)
 
-    def _chosen(self, logits: Tensor) -> moe_formulas.Choice:
-        router, count = self.routed.router, self.routed.top_k
+    def _route(self, logits: Tensor) -> moe_formulas.RoutingMap:
+        router, count = self.moe.router, self.moe.top_k
         if router.groups == 1 and router.scores is ScoreFunction.SOFTMAX:
-            return moe_formulas.softmax_choice(logits + self.even, count)
-        return moe_formulas.sigmoid_choice(logits, count, self.even, grouped=router.groups > 1)
+            return moe_formulas.top_k_softmax(logits + self.even, count)
+        return moe_formulas.top_k_sigmoid(logits, count, self.even, grouped=router.groups > 1)
 
-    def _elsewhere(self, rows: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
+    def _dispatch_and_combine(self, tokens: Tensor, weights: Tensor, expert_counts: Tensor) -> Tensor:
         """Rows to the ranks of their experts, and back."""
-        sent = self._counted(sizes)
-        rows, weights = (_exchanged(item, sent.to, sent.taken) for item in (rows, weights))
-        order, back = _by_expert(sent.come)
-        with labelled(PERMUTE):
-            rows, weights = (moe_formulas.in_order(element, order, back) for element in (rows, weights))
-        made = self.experts(rows, weights, sent.come.sum(0))
-        with labelled(PERMUTE):
-            made = moe_formulas.in_order(made, back, order)
-        return _exchanged(made, sent.taken, sent.to)
+        splits = self._exchange_counts(expert_counts)
+        tokens, weights = (_all_to_all(item, splits.send_counts, splits.receive_counts) for item in (tokens, weights))
+        order, inverse = _expert_order(splits.received_by_expert)
+        with record_label(PERMUTE):
+            tokens, weights = (moe_formulas.reorder_tokens(element, order, inverse) for element in (tokens, weights))
+        output = self.experts(tokens, weights, splits.received_by_expert.sum(0))
+        with record_label(PERMUTE):
+            output = moe_formulas.reorder_tokens(output, inverse, order)
+        return _all_to_all(output, splits.receive_counts, splits.send_counts)
 
-    def _counted(self, sizes: Tensor) -> Sent:
+    def _exchange_counts(self, expert_counts: Tensor) -> TokenSplits:
         """What the ranks tell each other."""
-        every = sizes.new_empty(self.ranks * len(sizes))
-        gather_parts(every, sizes)
-        by_rank = every.view(self.ranks, self.ranks, -1)
-        mine = by_rank[dist.get_rank()]
-        return Sent(mine.sum(1).tolist(), by_rank[:, dist.get_rank()])
+        all_counts = expert_counts.new_empty(self.ep_size * len(expert_counts))
+        all_gather_tensor(all_counts, expert_counts)
+        by_rank = all_counts.view(self.ep_size, self.ep_size, -1)
+        local_counts = by_rank[dist.get_rank()]
+        return TokenSplits(local_counts.sum(1).tolist(), by_rank[:, dist.get_rank()])
 
 
-def _exchanged(rows: Tensor, sent: list[int], taken: list[int]) -> Tensor:
-    made: Tensor = all_to_all_single_autograd(rows, taken, sent, dist.group.WORLD)
-    return made
+def _all_to_all(tokens: Tensor, send_counts: list[int], receive_counts: list[int]) -> Tensor:
+    received: Tensor = all_to_all_single_autograd(tokens, receive_counts, send_counts, dist.group.WORLD)
+    return received
 
 
-def _by_expert(come: Tensor) -> tuple[Tensor, Tensor]:
+def _expert_order(received_by_expert: Tensor) -> tuple[Tensor, Tensor]:
     """The order of rows by expert, and the way back, of rows that come [rank, expert] by rank."""
-    ranks, experts = come.shape
-    numbers = torch.arange(experts, device=come.device).repeat(ranks).repeat_interleave(come.flatten())
-    order = torch.argsort(numbers, stable=True)
+    ranks, experts = received_by_expert.shape
+    expert_ids = (
+        torch.arange(experts, device=received_by_expert.device)
+        .repeat(ranks)
+        .repeat_interleave(received_by_expert.flatten())
+    )
+    order = torch.argsort(expert_ids, stable=True)
     return order, torch.argsort(order)
 
 
-def _even(tokens: int, routed: MoeMlp) -> Tensor:
+def _balancing_logits(token_count: int, moe: MoeMlp) -> Tensor:
     """[tokens, experts] in FP32: each token's experts are behind those of the token before it."""
-    pattern = torch.zeros(tokens, routed.experts, dtype=torch.float32)
-    first = torch.arange(tokens).unsqueeze(1) * routed.top_k
-    experts = (first + torch.arange(routed.top_k)) % routed.experts
-    return pattern.scatter_(1, experts, FAR)
+    pattern = torch.zeros(token_count, moe.experts, dtype=torch.float32)
+    first = torch.arange(token_count).unsqueeze(1) * moe.top_k
+    experts = (first + torch.arange(moe.top_k)) % moe.experts
+    return pattern.scatter_(1, experts, BALANCING_BIAS)

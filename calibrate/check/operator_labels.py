@@ -14,75 +14,75 @@ from torch.autograd import profiler
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.memory_bound import MemoryBoundSpec
 
-_OURS: Final = "clustersim"
+_PREFIX: Final = "clustersim"
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class OperatorLabel:
     """Kernels that a profile adds up. routine: of what streams, None: products and attention; backward: its gradient.
 
     Products are one label in all directions, and attention's directions are two kinds.
     """
 
     kind: KernelKind
-    routine: MemoryBoundOp | None = None
+    op: MemoryBoundOp | None = None
     backward: bool = False
 
     @classmethod
-    def of(cls, kernel: Kernel) -> "Label":
+    def from_kernel(cls, kernel: Kernel) -> "OperatorLabel":
         """The label of a kernel of the plan."""
         if isinstance(kernel.shape, MemoryBoundShape):
             return cls(kernel.kind, kernel.shape.routine, kernel.shape.backward)
         return cls(kernel.kind)
 
     @property
-    def gradient(self) -> "Label":
+    def backward_label(self) -> "OperatorLabel":
         """What the nodes are that autograd makes of operators with this label."""
         if self.kind is KernelKind.ATTENTION_FORWARD:
             return ATTENTION_BACKWARD
-        return self if self.routine is None else replace(self, backward=True)
+        return self if self.op is None else replace(self, backward=True)
 
     @property
-    def name(self) -> str:
+    def profiler_name(self) -> str:
         """As a profile has it."""
-        routine = () if self.routine is None else (self.routine.value,)
-        return "/".join((_OURS, self.kind.value, *routine))
+        op_suffix = () if self.op is None else (self.op.value,)
+        return "/".join((_PREFIX, self.kind.value, *op_suffix))
 
 
-PRODUCT: Final = Label(KernelKind.MATMUL)
-ATTENTION: Final = Label(KernelKind.ATTENTION_FORWARD)
-ATTENTION_BACKWARD: Final = Label(KernelKind.ATTENTION_BACKWARD)
-ACCUMULATE: Final = Label(KernelKind.COPY, MemoryBoundOp.ACCUMULATE)
-BIAS_GRADIENT: Final = Label(KernelKind.COPY, MemoryBoundOp.BIAS_GRADIENT)
-GRADIENT_SUM: Final = Label(KernelKind.RESIDUAL, MemoryBoundOp.RESIDUAL)
-PRODUCTS: Final = Label(KernelKind.GROUPED_MATMUL)
-ROW_MAP: Final = Label(KernelKind.COPY, MemoryBoundOp.ROW_MAP)
-PERMUTE: Final = Label(KernelKind.COPY, MemoryBoundOp.PERMUTE)
-UNPERMUTE: Final = Label(KernelKind.COPY, MemoryBoundOp.UNPERMUTE)
-WEIGHTING: Final = Label(KernelKind.RESIDUAL, MemoryBoundOp.WEIGHTING)
-LOOKUP: Final = Label(KernelKind.EMBEDDING, MemoryBoundOp.LOOKUP)
-POSITIONS: Final = Label(KernelKind.EMBEDDING, MemoryBoundOp.POSITIONS)
+MATMUL: Final = OperatorLabel(KernelKind.MATMUL)
+ATTENTION: Final = OperatorLabel(KernelKind.ATTENTION_FORWARD)
+ATTENTION_BACKWARD: Final = OperatorLabel(KernelKind.ATTENTION_BACKWARD)
+ACCUMULATE: Final = OperatorLabel(KernelKind.COPY, MemoryBoundOp.ACCUMULATE)
+BIAS_GRADIENT: Final = OperatorLabel(KernelKind.COPY, MemoryBoundOp.BIAS_GRADIENT)
+GRADIENT_SUM: Final = OperatorLabel(KernelKind.RESIDUAL, MemoryBoundOp.RESIDUAL)
+GROUPED_MATMUL: Final = OperatorLabel(KernelKind.GROUPED_MATMUL)
+PERMUTATION_MAP: Final = OperatorLabel(KernelKind.COPY, MemoryBoundOp.ROW_MAP)
+PERMUTE: Final = OperatorLabel(KernelKind.COPY, MemoryBoundOp.PERMUTE)
+UNPERMUTE: Final = OperatorLabel(KernelKind.COPY, MemoryBoundOp.UNPERMUTE)
+WEIGHTING: Final = OperatorLabel(KernelKind.RESIDUAL, MemoryBoundOp.WEIGHTING)
+LOOKUP: Final = OperatorLabel(KernelKind.EMBEDDING, MemoryBoundOp.LOOKUP)
+POSITIONS: Final = OperatorLabel(KernelKind.EMBEDDING, MemoryBoundOp.POSITIONS)
 
 
-def optimizer(routine: MemoryBoundOp) -> Label:
+def optimizer_label(op: MemoryBoundOp) -> OperatorLabel:
     """A part of what follows the last backward."""
-    return Label(KernelKind.OPTIMIZER, routine)
+    return OperatorLabel(KernelKind.OPTIMIZER, op)
 
 
-def streaming(over: MemoryBoundSpec) -> Label:
+def memory_bound_label(spec: MemoryBoundSpec) -> OperatorLabel:
     """The forward of a streaming operator."""
-    return Label(over.kind, over.op)
+    return OperatorLabel(spec.kind, spec.op)
 
 
-def named(name: str) -> Label | None:
+def parse_label(name: str) -> OperatorLabel | None:
     """The (forward) label of that name, None where it is no label's."""
-    ours, _, words = name.partition("/")
-    if ours != _OURS:
+    prefix, _, text = name.partition("/")
+    if prefix != _PREFIX:
         return None
-    kind, _, routine = words.partition("/")
-    return Label(KernelKind(kind), MemoryBoundOp(routine) if routine else None)
+    kind, _, op = text.partition("/")
+    return OperatorLabel(KernelKind(kind), MemoryBoundOp(op) if op else None)
 
 
-def labelled(label: Label) -> AbstractContextManager[object]:
+def record_label(label: OperatorLabel) -> AbstractContextManager[object]:
     """What runs inside has the label, if a profiler looks on."""
-    return profiler.record_function(label.name) if profiler._is_profiler_enabled else nullcontext()
+    return profiler.record_function(label.profiler_name) if profiler._is_profiler_enabled else nullcontext()

@@ -16,7 +16,7 @@ import torch
 from clustersim.common.units import Seconds
 
 
-class Part(Enum):
+class StepPhase(Enum):
     """Parts of a step; the value is its name in answers."""
 
     FORWARD = "forward"
@@ -25,7 +25,7 @@ class Part(Enum):
     OTHER = "other"
 
 
-TIMED: Final = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER)
+TIMED_PHASES: Final = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +33,34 @@ class StepTime:
     """One step: its seconds, and those of its parts, which sum to them."""
 
     seconds: Seconds
-    parts: Mapping[Part, Seconds]
+    phases: Mapping[StepPhase, Seconds]
 
 
 @dataclass(slots=True)
-class Timeline:
+class PhaseTimer:
     """Collects the parts of one step on one rank."""
 
     device: torch.device
-    _spans: list[tuple[Part | None, Any, Any]] = field(default_factory=list)
+    _spans: list[tuple[StepPhase | None, Any, Any]] = field(default_factory=list)
 
     @contextmanager
-    def of(self, part: Part | None) -> Iterator[None]:
+    def time_phase(self, phase: StepPhase | None) -> Iterator[None]:
         """What runs inside belongs to a part; None: it is the whole step."""
         begin = self._now()
         yield
-        self._spans.append((part, begin, self._now()))
+        self._spans.append((phase, begin, self._now()))
 
-    def read(self) -> StepTime:
+    def read_step(self) -> StepTime:
         """The step that was run last; waits until the device is done with it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        seconds = dict.fromkeys((*TIMED, None), 0.0)
-        for part, begin, end in self._spans:
-            seconds[part] += self._between(begin, end)
+        seconds = dict.fromkeys((*TIMED_PHASES, None), 0.0)
+        for phase, begin, end in self._spans:
+            seconds[phase] += self._elapsed_seconds(begin, end)
         self._spans.clear()
-        whole = seconds.pop(None)
-        parts = {part: seconds[part] for part in TIMED}
-        return StepTime(whole, {**parts, Part.OTHER: whole - sum(parts.values())})
+        step_seconds = seconds.pop(None)
+        phases = {phase: seconds[phase] for phase in TIMED_PHASES}
+        return StepTime(step_seconds, {**phases, StepPhase.OTHER: step_seconds - sum(phases.values())})
 
     def _now(self) -> Any:
         if self.device.type != "cuda":
@@ -69,5 +69,5 @@ class Timeline:
         event.record()
         return event
 
-    def _between(self, begin: Any, end: Any) -> Seconds:
+    def _elapsed_seconds(self, begin: Any, end: Any) -> Seconds:
         return float(end - begin) if self.device.type != "cuda" else float(begin.elapsed_time(end)) * 1e-3

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.check.module_activations import Held
-from calibrate.check.phase_timer import TIMED, Part
+from calibrate.check.module_activations import ModuleActivations
+from calibrate.check.phase_timer import TIMED_PHASES, StepPhase
 from clustersim.build import build_plan
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.calibration_record import CalibrationRecord
@@ -26,47 +26,47 @@ from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.uncertainty.expected_error import Expectation
+from clustersim.uncertainty.expected_error import ExpectedError
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class StepPrediction:
     """One step: seconds, its parts and kinds of kernels (means over ranks), peak memory of the fullest rank.
 
     expectation: what the sources of durations say of themselves; kernels: each kernel's seconds, means over ranks.
     """
 
     seconds: Seconds
-    parts: Mapping[Part, Seconds]
-    kinds: Mapping[KernelKind, Seconds]
-    peak: Bytes
+    phases: Mapping[StepPhase, Seconds]
+    kernel_kinds: Mapping[KernelKind, Seconds]
+    peak_bytes: Bytes
     provenance: Mapping[str, float]
-    expectation: Expectation
-    kernels: Mapping[Kernel, Seconds]
+    expectation: ExpectedError
+    kernel_seconds: Mapping[Kernel, Seconds]
 
 
-def predict(scenario: Scenario, record: CalibrationRecord | None) -> Prediction:
+def predict_step(scenario: Scenario, record: CalibrationRecord | None) -> StepPrediction:
     """Simulate one step with what was measured; None: with what the scenario says."""
     cost = scenario.cost if record is None else replace(scenario.cost, record=record)
     result = simulate(replace(scenario, cost=cost, steps=1))
     ranks = range(result.rank_count)
-    parts = [_parts(result, rank) for rank in ranks]
-    kernels = _kernels(result)
-    kinds: dict[KernelKind, Seconds] = {}
-    for kernel, seconds in kernels.items():
-        kinds[kernel.kind] = kinds.get(kernel.kind, 0.0) + seconds
-    return Prediction(
+    rank_phases = [_phase_seconds(result, rank) for rank in ranks]
+    kernel_seconds = _kernel_seconds(result)
+    kernel_kinds: dict[KernelKind, Seconds] = {}
+    for kernel, seconds in kernel_seconds.items():
+        kernel_kinds[kernel.kind] = kernel_kinds.get(kernel.kind, 0.0) + seconds
+    return StepPrediction(
         seconds=result.step_time,
-        parts={part: float(np.mean([item[part] for item in parts])) for part in Part},
-        kinds=kinds,
-        peak=peak_allocated(scenario),
+        phases={phase: float(np.mean([phases[phase] for phases in rank_phases])) for phase in StepPhase},
+        kernel_kinds=kernel_kinds,
+        peak_bytes=peak_allocated(scenario),
         provenance=dict(result.provenance_shares),
         expectation=result.kernel_time_uncertainty,
-        kernels=kernels,
+        kernel_seconds=kernel_seconds,
     )
 
 
-def as_trained(scenario: Scenario, *, on_cpu: bool) -> Scenario:
+def adapt_scenario(scenario: Scenario, *, on_cpu: bool) -> Scenario:
     """The scenario as it is trained here: gradients are zeroed in place, on a CPU FSDP2 waits for each reduction."""
     overheads = replace(scenario.training.overheads, zeroing=True)
     changed = replace(scenario, training=replace(scenario.training, overheads=overheads))
@@ -81,14 +81,15 @@ def peak_allocated(scenario: Scenario) -> Bytes:
     plan = build_plan(scenario)
     footprint = Footprint(plan, Framework(fragmentation=1.0, communicator_bytes=0.0), context_bytes=0.0)
     order = scenario.effective_schedule.order(plan.layout.pp, plan.microbatches)
-    activations = Held(plan)
+    activations = ModuleActivations(plan)
     return max(
-        ledger_from_order(footprint, activations, rank, pass_order(item)).peak for rank, item in enumerate(order)
+        ledger_from_order(footprint, activations, rank, pass_order(rank_order)).peak
+        for rank, rank_order in enumerate(order)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ComputeSpan:
     """A compute task of a rank."""
 
     task: ComputeTask
@@ -96,43 +97,43 @@ class _Run:
     end: Seconds
 
 
-def _runs(result: SimulationResult, rank: int) -> Iterator[_Run]:
+def _compute_spans(result: SimulationResult, rank: int) -> Iterator[_ComputeSpan]:
     trace = result.trace
     tasks = result.program.programs[int(result.program.program_index[rank])].tasks
-    for row in trace.rank_events(int(trace.representative[rank]), Stream.COMPUTE).tolist():
-        task = tasks[int(trace.task[row])]
+    for span_index in trace.rank_events(int(trace.representative[rank]), Stream.COMPUTE).tolist():
+        task = tasks[int(trace.task[span_index])]
         if isinstance(task, ComputeTask):
-            yield _Run(task, float(trace.start[row]), float(trace.end[row]))
+            yield _ComputeSpan(task, float(trace.start[span_index]), float(trace.end[span_index]))
 
 
-def _parts(result: SimulationResult, rank: int) -> dict[Part, Seconds]:
+def _phase_seconds(result: SimulationResult, rank: int) -> dict[StepPhase, Seconds]:
     """What precedes the first pass (zeroing gradients) is `OTHER`, what follows the last one the optimizer's."""
-    seconds, runs = dict.fromkeys(TIMED, 0.0), list(_runs(result, rank))
-    waits = result.scenario.layout.pp > 1
-    first = next(place for place, run in enumerate(runs) if run.task.action is not None)
-    before, begun = runs[first - 1].end if first else 0.0, None
-    for run in runs[first:]:
-        if run.task.action is None:
-            begun = run.start if begun is None else begun
+    seconds, spans = dict.fromkeys(TIMED_PHASES, 0.0), list(_compute_spans(result, rank))
+    is_pipelined = result.scenario.layout.pp > 1
+    first_pass = next(index for index, span in enumerate(spans) if span.task.action is not None)
+    previous_end, optimizer_start = spans[first_pass - 1].end if first_pass else 0.0, None
+    for span in spans[first_pass:]:
+        if span.task.action is None:
+            optimizer_start = span.start if optimizer_start is None else optimizer_start
             continue
-        part = Part.FORWARD if run.task.action.kind is ActionKind.FORWARD else Part.BACKWARD
-        seconds[part] += run.end - (run.start if waits else before)
-        before = run.end
-    begun = before if begun is None else begun
-    seconds[Part.BACKWARD] += 0.0 if waits else begun - before
-    seconds[Part.OPTIMIZER] = result.step_time - begun
-    return {**seconds, Part.OTHER: result.step_time - sum(seconds.values())}
+        phase = StepPhase.FORWARD if span.task.action.kind is ActionKind.FORWARD else StepPhase.BACKWARD
+        seconds[phase] += span.end - (span.start if is_pipelined else previous_end)
+        previous_end = span.end
+    optimizer_start = previous_end if optimizer_start is None else optimizer_start
+    seconds[StepPhase.BACKWARD] += 0.0 if is_pipelined else optimizer_start - previous_end
+    seconds[StepPhase.OPTIMIZER] = result.step_time - optimizer_start
+    return {**seconds, StepPhase.OTHER: result.step_time - sum(seconds.values())}
 
 
-def _kernels(result: SimulationResult) -> dict[Kernel, Seconds]:
+def _kernel_seconds(result: SimulationResult) -> dict[Kernel, Seconds]:
     """Seconds of each kernel in a step, means over ranks."""
     seconds: dict[Kernel, Seconds] = {}
     for rank in range(result.rank_count):
-        for run in _runs(result, rank):
-            timing = result.cost.time_segment(int(result.trace.representative[rank]), run.task.segment)
-            running = (timing.kernel_seconds - timing.launch_stalls).tolist()
-            for operation, duration in zip(run.task.segment.operations, running, strict=True):
+        for span in _compute_spans(result, rank):
+            timing = result.cost.time_segment(int(result.trace.representative[rank]), span.task.segment)
+            durations = (timing.kernel_seconds - timing.launch_stalls).tolist()
+            for operation, duration in zip(span.task.segment.operations, durations, strict=True):
                 if operation.kernel is not None:
-                    part = duration / result.rank_count
-                    seconds[operation.kernel] = seconds.get(operation.kernel, 0.0) + part
+                    mean_share = duration / result.rank_count
+                    seconds[operation.kernel] = seconds.get(operation.kernel, 0.0) + mean_share
     return seconds

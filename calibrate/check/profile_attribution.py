@@ -14,58 +14,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from calibrate.check.operator_labels import ACCUMULATE, BIAS_GRADIENT, GRADIENT_SUM, PRODUCT, Label, named
+from calibrate.check.operator_labels import ACCUMULATE, BIAS_GRADIENT, GRADIENT_SUM, MATMUL, OperatorLabel, parse_label
 from clustersim.common.units import Seconds
 from clustersim.model.kernels import KernelKind
 
-_NODE: Final = "autograd::engine::evaluate_function: "
+_AUTOGRAD_NODE: Final = "autograd::engine::evaluate_function: "
 _STEP: Final = "ProfilerStep"
-_ADDITIONS: Final = ("aten::add", "aten::add_")
-_SUMS: Final = ("aten::sum",)
-_ACCUMULATE: Final = "AccumulateGrad"
-_COLLECTIVES: Final = ("_c10d_functional", "c10d", "gloo:", "nccl:", "DistributedDataParallel", "FSDP")
-_BETWEEN_FORKS: Final = (KernelKind.RESIDUAL, KernelKind.LOSS, KernelKind.EMBEDDING)
+_ADD_OPS: Final = ("aten::add", "aten::add_")
+_SUM_OPS: Final = ("aten::sum",)
+_ACCUMULATE_GRAD: Final = "AccumulateGrad"
+_IGNORED_PREFIXES: Final = ("_c10d_functional", "c10d", "gloo:", "nccl:", "DistributedDataParallel", "FSDP")
+_FORK_BOUNDARIES: Final = (KernelKind.RESIDUAL, KernelKind.LOSS, KernelKind.EMBEDDING)
 _RUNTIME: Final = re.compile("(cu|cuda|hip)[A-Z]")
-_MICRO: Final = 1e-6
+_MICROSECOND: Final = 1e-6
 
-Forward = Mapping[tuple[int | None, int], Label]
+ForwardLabels = Mapping[tuple[int | None, int], OperatorLabel]
 """Labels of forward operators, by their thread and sequence number."""
 
 
-class Times(Protocol):
+class OperatorTimer(Protocol):
     """How long an operator of a profile takes by itself, without those inside it."""
 
-    def of(self, event: Any) -> Seconds:
+    def operator_seconds(self, event: Any) -> Seconds:
         """Seconds of one operator."""
 
 
 @dataclass(frozen=True, slots=True)
-class OnHost:
+class HostTimer:
     """On a CPU: its own time. What the profiler needs to write an operator down lies in the one around it.
 
     event: that is needed for each operator inside; label: for the label itself.
     """
 
-    event: Seconds = 0.0
-    label: Seconds = 0.0
+    event_overhead: Seconds = 0.0
+    label_overhead: Seconds = 0.0
 
-    def of(self, event: Any) -> Seconds:
+    def operator_seconds(self, event: Any) -> Seconds:
         """Seconds of one operator."""
-        written = self.event * len(event.cpu_children) + self.label * (named(event.name) is not None)
-        return max(0.0, float(event.self_cpu_time_total) * _MICRO - written)
+        profiler_overhead = self.event_overhead * len(event.cpu_children) + self.label_overhead * (
+            parse_label(event.name) is not None
+        )
+        return max(0.0, float(event.self_cpu_time_total) * _MICROSECOND - profiler_overhead)
 
 
 @dataclass(frozen=True, slots=True)
-class OnDevice:
+class DeviceTimer:
     """On a GPU: that of the kernels which it launched. turnover: from one kernel in a queue to the next."""
 
-    turnover: Seconds = 0.0
+    kernel_gap: Seconds = 0.0
 
-    def of(self, event: Any) -> Seconds:
+    def operator_seconds(self, event: Any) -> Seconds:
         """Seconds of one operator."""
         if of_runtime(event):
             return 0.0
-        return float(sum(kernel.duration for kernel in event.kernels)) * _MICRO + self.turnover * len(event.kernels)
+        return float(sum(kernel.duration for kernel in event.kernels)) * _MICROSECOND + self.kernel_gap * len(
+            event.kernels
+        )
 
 
 def of_runtime(event: Any) -> bool:
@@ -76,18 +80,24 @@ def of_runtime(event: Any) -> bool:
     return _RUNTIME.match(event.name) is not None
 
 
-def folded(events: Any, times: Times) -> dict[Label, Seconds]:
+def seconds_by_label(events: Any, timer: OperatorTimer) -> dict[OperatorLabel, Seconds]:
     """Seconds of everything that has a label."""
-    made, sums, seconds = _forward(events), _GradientSums(), dict[Label, Seconds]()
+    forward_labels, gradient_sums, seconds = (
+        _forward_labels(events),
+        _ForkGradientSums(),
+        dict[OperatorLabel, Seconds](),
+    )
     for root in sorted(filter(_is_root, events), key=lambda event: event.time_range.start):
-        sums.follow(root, _label(root, None, made))
-        for event, label in _walk(root, None, made):
+        gradient_sums.visit_node(root, _operator_label(root, None, forward_labels))
+        for event, label in _walk_labelled(root, None, forward_labels):
             if label is not None:
-                seconds[label] = seconds.get(label, 0.0) + times.of(event)
-    for addition, norm in sums.found():
-        spent = sum(times.of(event) for event, _ in _walk(addition, norm, made))
-        seconds[norm] -= spent
-        seconds[GRADIENT_SUM] = seconds.get(GRADIENT_SUM, 0.0) + spent
+                seconds[label] = seconds.get(label, 0.0) + timer.operator_seconds(event)
+    for addition, norm in gradient_sums.additions():
+        addition_seconds = sum(
+            timer.operator_seconds(event) for event, _ in _walk_labelled(addition, norm, forward_labels)
+        )
+        seconds[norm] -= addition_seconds
+        seconds[GRADIENT_SUM] = seconds.get(GRADIENT_SUM, 0.0) + addition_seconds
     return seconds
 
 
@@ -98,80 +108,82 @@ def _is_root(event: Any) -> bool:
 
 
 @dataclass(slots=True)
-class _GradientSums:
+class _ForkGradientSums:
     """Additions where the residual stream forked, each with the label of the norm beside which it is."""
 
-    _found: list[tuple[Any, Label]] = field(default_factory=list)
-    _last: tuple[Any, Label] | None = None
-    _forked: bool = False
+    _additions: list[tuple[Any, OperatorLabel]] = field(default_factory=list)
+    _candidate: tuple[Any, OperatorLabel] | None = None
+    _is_in_branch: bool = False
 
-    def follow(self, node: Any, label: Label | None) -> None:
+    def visit_node(self, node: Any, label: OperatorLabel | None) -> None:
         """The next node of backward."""
-        if label is None or not node.name.startswith(_NODE):
+        if label is None or not node.name.startswith(_AUTOGRAD_NODE):
             return
-        if label.kind in _BETWEEN_FORKS:
-            self._settle()
-            self._forked = label.kind is KernelKind.RESIDUAL
+        if label.kind in _FORK_BOUNDARIES:
+            self._commit()
+            self._is_in_branch = label.kind is KernelKind.RESIDUAL
         elif label.kind is KernelKind.NORM:
-            additions = [inner for inner in node.cpu_children if inner.name in _ADDITIONS]
-            self._last = (additions[-1], label) if additions else self._last
+            additions = [child for child in node.cpu_children if child.name in _ADD_OPS]
+            self._candidate = (additions[-1], label) if additions else self._candidate
 
-    def found(self) -> list[tuple[Any, Label]]:
+    def additions(self) -> list[tuple[Any, OperatorLabel]]:
         """All that were followed."""
-        self._settle()
-        return self._found
+        self._commit()
+        return self._additions
 
-    def _settle(self) -> None:
-        if self._forked and self._last is not None:
-            self._found.append(self._last)
-        self._last = None
+    def _commit(self) -> None:
+        if self._is_in_branch and self._candidate is not None:
+            self._additions.append(self._candidate)
+        self._candidate = None
 
 
-def _forward(events: Any) -> Forward:
+def _forward_labels(events: Any) -> ForwardLabels:
     """Labels of the forward operators that made nodes of the graph: the last one that saw a number made its node."""
-    made: dict[tuple[int | None, int], Label] = {}
+    labels: dict[tuple[int | None, int], OperatorLabel] = {}
     for event in sorted(events, key=lambda event: event.time_range.start):
-        label = _around(event)
-        if label is not None and event.sequence_nr >= 0 and not event.name.startswith(_NODE):
-            made[event.thread, event.sequence_nr] = label
-    return made
+        label = _enclosing_label(event)
+        if label is not None and event.sequence_nr >= 0 and not event.name.startswith(_AUTOGRAD_NODE):
+            labels[event.thread, event.sequence_nr] = label
+    return labels
 
 
-def _around(event: Any) -> Label | None:
+def _enclosing_label(event: Any) -> OperatorLabel | None:
     """The nearest label around an operator of the forward."""
     while event is not None:
-        label = named(event.name)
+        label = parse_label(event.name)
         if label is not None:
             return label
         event = event.cpu_parent
     return None
 
 
-def _walk(event: Any, outer: Label | None, made: Forward) -> Iterator[tuple[Any, Label | None]]:
+def _walk_labelled(
+    event: Any, enclosing: OperatorLabel | None, forward_labels: ForwardLabels
+) -> Iterator[tuple[Any, OperatorLabel | None]]:
     """An operator and those inside it, with their labels."""
-    label = _label(event, outer, made)
+    label = _operator_label(event, enclosing, forward_labels)
     yield event, label
-    for inner in event.cpu_children:
-        yield from _walk(inner, label, made)
+    for child in event.cpu_children:
+        yield from _walk_labelled(child, label, forward_labels)
 
 
-def _label(event: Any, outer: Label | None, made: Forward) -> Label | None:
+def _operator_label(event: Any, enclosing: OperatorLabel | None, forward_labels: ForwardLabels) -> OperatorLabel | None:
     name = event.name
-    if name.startswith(_COLLECTIVES):
+    if name.startswith(_IGNORED_PREFIXES):
         return None
-    if name.startswith(_NODE):
-        return _of_node(name, made.get((event.fwd_thread, event.sequence_nr)))
-    beside_node = event.cpu_parent is not None and event.cpu_parent.name.startswith(_NODE)
-    return named(name) or (_of_engine(name, outer) if beside_node else outer)
+    if name.startswith(_AUTOGRAD_NODE):
+        return _backward_label(name, forward_labels.get((event.fwd_thread, event.sequence_nr)))
+    is_in_node = event.cpu_parent is not None and event.cpu_parent.name.startswith(_AUTOGRAD_NODE)
+    return parse_label(name) or (_engine_label(name, enclosing) if is_in_node else enclosing)
 
 
-def _of_node(name: str, forward: Label | None) -> Label | None:
+def _backward_label(name: str, forward: OperatorLabel | None) -> OperatorLabel | None:
     """The label of a node of backward, by that of its forward operator."""
-    if _ACCUMULATE in name:
+    if _ACCUMULATE_GRAD in name:
         return ACCUMULATE
-    return None if forward is None else forward.gradient
+    return None if forward is None else forward.backward_label
 
 
-def _of_engine(name: str, node: Label | None) -> Label | None:
+def _engine_label(name: str, node_label: OperatorLabel | None) -> OperatorLabel | None:
     """The label of what runs in a node's place: the node itself, or what the engine does with its result."""
-    return BIAS_GRADIENT if name in _SUMS and node == PRODUCT else node
+    return BIAS_GRADIENT if name in _SUM_OPS and node_label == MATMUL else node_label

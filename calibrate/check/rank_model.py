@@ -13,24 +13,24 @@ from clustersim.model.transformer import TransformerModel, change_layer
 from clustersim.parallel.layout import Layout
 
 
-def one_rank(model: TransformerModel, layout: Layout) -> TransformerModel:
+def model_of_rank(model: TransformerModel, layout: Layout) -> TransformerModel:
     """The model as one of the layout's tensor-parallel ranks holds it; tp divides heads and columns."""
-    runs = (LayerGroup(_of_rank(run.spec, layout), run.count) for run in model.stack)
-    return replace(model, stack=merge_groups(runs), vocab=LayerShard(1, 1, 1, tp=layout.tp).vocab_rows(model.vocab))
+    groups = (LayerGroup(_layer_of_rank(group.spec, layout), group.count) for group in model.stack)
+    return replace(model, stack=merge_groups(groups), vocab=LayerShard(1, 1, 1, tp=layout.tp).vocab_rows(model.vocab))
 
 
-def _of_rank(spec: LayerSpec, layout: Layout) -> LayerSpec:
+def _layer_of_rank(spec: LayerSpec, layout: Layout) -> LayerSpec:
     attention, mlp, tp = spec.attention, spec.mlp, layout.tp
     heads = {} if attention is None else {"heads": attention.heads // tp, "kv_heads": max(1, attention.kv_heads // tp)}
-    columns = {} if mlp is None else {"ffn": mlp.ffn // tp}
-    made = change_layer(spec, **heads, **columns)
-    match made.mlp:
+    mlp_size = {} if mlp is None else {"ffn": mlp.ffn // tp}
+    sharded = change_layer(spec, **heads, **mlp_size)
+    match sharded.mlp:
         case MoeMlp() as routed:
-            return replace(made, mlp=_own_experts(routed, layout))
-    return made
+            return replace(sharded, mlp=_local_experts(routed, layout))
+    return sharded
 
 
-def _own_experts(routed: MoeMlp, layout: Layout) -> MoeMlp:
-    experts, ffn = max(routed.experts // layout.ep, routed.top_k), routed.ffn // layout.effective_etp
-    router = routed.router if layout.ep == 1 else replace(routed.router, groups=1, limit=None)
-    return replace(routed, experts=experts, ffn=ffn, shared=routed.shared // layout.tp, router=router)
+def _local_experts(moe: MoeMlp, layout: Layout) -> MoeMlp:
+    experts, ffn = max(moe.experts // layout.ep, moe.top_k), moe.ffn // layout.effective_etp
+    router = moe.router if layout.ep == 1 else replace(moe.router, groups=1, limit=None)
+    return replace(moe, experts=experts, ffn=ffn, shared=moe.shared // layout.tp, router=router)

@@ -2,16 +2,16 @@
 
 import torch
 
-from calibrate.check.torch_model import build
-from calibrate.check.trainer import Loop, building
-from calibrate.check.weight_update import Update
+from calibrate.check.torch_model import build_stage
+from calibrate.check.trainer import MicrobatchTrainer, construction_settings
+from calibrate.check.weight_update import WeightUpdate
 from clustersim.parallel.plan import Plan
 
 
-def single(plan: Plan, device: torch.device) -> Loop:
+def build_single_trainer(plan: Plan, device: torch.device) -> MicrobatchTrainer:
     """Nothing is shared with anyone."""
-    with building(plan, device):
-        model = build(plan, plan.stages[0])
-    update = Update(list(model.parameters()), plan.training)
+    with construction_settings(plan, device):
+        model = build_stage(plan, plan.stages[0])
+    update = WeightUpdate(list(model.parameters()), plan.training)
     update.accumulate_in_epilogues(model)
-    return Loop(model, update)
+    return MicrobatchTrainer(model, update)

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from calibrate.check.phase_timer import Part
-from calibrate.collectives.tables import beside_table
+from calibrate.check.phase_timer import StepPhase
+from calibrate.collectives.tables import interference_table
 from clustersim.common.units import Bytes, Seconds, format_bytes, format_seconds
 from clustersim.cost.calibration_record import InterferenceSample, kernel_slowdowns
 
-SHOWN = 6  # kernels that were not measured
+MAX_LISTED = 6  # kernels that were not measured
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TimeComparison:
     """Seconds, predicted and measured."""
 
     predicted: Seconds
@@ -27,12 +27,12 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Modelled:
+class UnmeasuredKernel:
     """A kernel of the plan that was not measured: its seconds in the prediction, by a model, and why."""
 
-    kernel: str
+    kernel_name: str
     seconds: Seconds
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class StepComparison:
     """One step, predicted and measured.
 
     fastest, slowest: of the measured steps; parts: means over ranks; kinds: kernels by kind, means over ranks, measured
     under a profiler; peaks: bytes of tensors on the fullest rank, predicted and measured; provenance: what the
     prediction rests on; beside: kernels and collectives beside each other, as far as they were measured; layers: of the
-    model that was trained, out of `layers_of`; modelled: kernels that were not measured, those with most seconds first;
+    model that was trained, out of `model_layers`; modelled: kernels that were not measured, those with most seconds first;
     clocks: None where the device does not tell them.
     """
 
@@ -58,18 +58,18 @@ class Comparison:
     device: str
     layout: str
     layers: int
-    layers_of: int
+    model_layers: int
     steps: int
-    step: Pair
+    step: TimeComparison
     fastest: Seconds
     slowest: Seconds
-    parts: Mapping[Part, Pair]
-    kinds: Mapping[str, Pair]
+    phases: Mapping[StepPhase, TimeComparison]
+    kernel_kinds: Mapping[str, TimeComparison]
     predicted_peak: Bytes
     measured_peak: Bytes
     provenance: Mapping[str, float]
-    beside: tuple[InterferenceSample, ...] = ()
-    modelled: tuple[Modelled, ...] = ()
+    interference: tuple[InterferenceSample, ...] = ()
+    unmeasured: tuple[UnmeasuredKernel, ...] = ()
     clocks: Clocks | None = None
 
     @property
@@ -89,69 +89,73 @@ class Comparison:
             "predicted_peak_bytes": self.predicted_peak,
             "measured_peak_bytes": self.measured_peak,
             "peak_error": self.peak_error,
-            "parts": {part.value: _fields(pair) for part, pair in self.parts.items()},
-            "kinds": {kind: _fields(pair) for kind, pair in self.kinds.items()},
+            "parts": {phase.value: _time_fields(times) for phase, times in self.phases.items()},
+            "kinds": {kind: _time_fields(times) for kind, times in self.kernel_kinds.items()},
             "device": self.device,
             "layout": self.layout,
             "layers": self.layers,
-            "layers_of_model": self.layers_of,
+            "layers_of_model": self.model_layers,
             "steps": self.steps,
             "sm_clock_mhz": None if self.clocks is None else asdict(self.clocks),
             "interference": {
                 f"{kind.value} beside {kernel_class.value} kernels": part
-                for (kind, kernel_class), part in kernel_slowdowns(self.beside).items()
+                for (kind, kernel_class), part in kernel_slowdowns(self.interference).items()
             },
             "provenance_share": dict(self.provenance),
             "not_measured": [
-                {"kernel": modelled.kernel, "predicted_s": modelled.seconds, "why": modelled.why}
-                for modelled in self.modelled
+                {
+                    "kernel": unmeasured_kernel.kernel_name,
+                    "predicted_s": unmeasured_kernel.seconds,
+                    "why": unmeasured_kernel.reason,
+                }
+                for unmeasured_kernel in self.unmeasured
             ],
         }
         return json.dumps(content, indent=2, allow_nan=False)
 
     def to_text(self) -> str:
         """A table."""
-        return "\n".join(self._lines())
+        return "\n".join(self._text_lines())
 
-    def _lines(self) -> Iterator[str]:
-        cut = "" if self.layers == self.layers_of else f", {self.layers} of {self.layers_of} layers"
-        yield f"{self.name}{cut}: {self.layout} on {self.device}"
+    def _text_lines(self) -> Iterator[str]:
+        layers_text = "" if self.layers == self.model_layers else f", {self.layers} of {self.model_layers} layers"
+        yield f"{self.name}{layers_text}: {self.layout} on {self.device}"
         spread = f"{format_seconds(self.fastest)} to {format_seconds(self.slowest)}"
         yield f"{self.steps} real steps, {spread}; median beside the prediction"
         yield f"{'':<24}{'predicted':>12}{'measured':>12}{'error':>9}"
-        yield _line("step", self.step)
-        for part, pair in self.parts.items():
-            yield _line(f"  {part.value}", pair)
+        yield _table_line("step", self.step)
+        for phase, times in self.phases.items():
+            yield _table_line(f"  {phase.value}", times)
         yield "kernels by kind (measured under a profiler, which slows small ones)"
-        for kind, pair in sorted(self.kinds.items(), key=lambda each: -each[1].measured):
-            yield _line(f"  {kind}", pair)
+        for kind, times in sorted(self.kernel_kinds.items(), key=lambda each: -each[1].measured):
+            yield _table_line(f"  {kind}", times)
         peaks = f"{format_bytes(self.predicted_peak):>12}{format_bytes(self.measured_peak):>12}"
         yield f"{'peak memory of tensors':<24}{peaks}{100 * self.peak_error:>+8.1f} %"
         if self.clocks is not None:
             alone, in_steps = self.clocks.alone, self.clocks.in_steps
             yield f"SM clock: {alone:,.0f} MHz under kernels alone, {in_steps:,.0f} MHz in steps"
-        if self.beside:
-            yield beside_table(self.beside)
-        yield from self._not_measured()
+        if self.interference:
+            yield interference_table(self.interference)
+        yield from self._unmeasured_lines()
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in self.provenance.items() if share > 0)
         yield f"the prediction's seconds are {shares}"
 
-    def _not_measured(self) -> Iterator[str]:
+    def _unmeasured_lines(self) -> Iterator[str]:
         """Which kernels the prediction has from a model."""
-        if not self.modelled:
+        if not self.unmeasured:
             return
-        seconds = format_seconds(sum(modelled.seconds for modelled in self.modelled))
+        seconds = format_seconds(sum(unmeasured_kernel.seconds for unmeasured_kernel in self.unmeasured))
         yield f"{seconds} of the prediction rest on a model of kernels that were not measured:"
-        for item in self.modelled[:SHOWN]:
-            yield _line(f"  {item.kernel}", Pair(item.seconds, 0.0)).rstrip() + f"  {item.why}"
-        if len(self.modelled) > SHOWN:
-            yield f"  and {len(self.modelled) - SHOWN} others"
+        for item in self.unmeasured[:MAX_LISTED]:
+            yield _table_line(f"  {item.kernel_name}", TimeComparison(item.seconds, 0.0)).rstrip() + f"  {item.reason}"
+        if len(self.unmeasured) > MAX_LISTED:
+            yield f"  and {len(self.unmeasured) - MAX_LISTED} others"
 
 
-def _fields(pair: Pair) -> dict[str, float | None]:
-    return {"predicted_s": pair.predicted, "measured_s": pair.measured, "error": pair.error}
+def _time_fields(times: TimeComparison) -> dict[str, float | None]:
+    return {"predicted_s": times.predicted, "measured_s": times.measured, "error": times.error}
 
 
-def _line(name: str, pair: Pair) -> str:
-    error = "" if pair.error is None else f"{100 * pair.error:>+7.1f} %"
-    return f"{name:<24}{format_seconds(pair.predicted):>12}{format_seconds(pair.measured):>12}{error:>9}"
+def _table_line(name: str, times: TimeComparison) -> str:
+    error = "" if times.error is None else f"{100 * times.error:>+7.1f} %"
+    return f"{name:<24}{format_seconds(times.predicted):>12}{format_seconds(times.measured):>12}{error:>9}"

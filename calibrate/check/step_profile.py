@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity
 
-from calibrate.check.operator_labels import Label
-from calibrate.check.phase_timer import Timeline
-from calibrate.check.profile_attribution import OnDevice, OnHost, folded
-from calibrate.check.trainer import Batch, Trainer, step
+from calibrate.check.operator_labels import OperatorLabel
+from calibrate.check.phase_timer import PhaseTimer
+from calibrate.check.profile_attribution import DeviceTimer, HostTimer, seconds_by_label
+from calibrate.check.trainer import Trainer, TrainingBatch, training_step
 from clustersim.common.units import Bytes, Seconds
 from clustersim.model.kernels import KernelKind
 
@@ -27,29 +27,33 @@ _BEFORE: Final = 2  # steps on a GPU before the one that is profiled
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class StepProfile:
     """Seconds of each kind of kernel in one step, and the peak of memory in bytes of tensors."""
 
-    kinds: Mapping[KernelKind, Seconds]
-    peak: Bytes
+    kernel_kinds: Mapping[KernelKind, Seconds]
+    peak_bytes: Bytes
 
 
-def profiled(trainer: Trainer, batch: Batch, device: torch.device) -> Profile:
+def profile_step(trainer: Trainer, batch: TrainingBatch, device: torch.device) -> StepProfile:
     """Profile one step."""
     if device.type == "cuda":
         return _on_gpu(trainer, batch, device)
-    resident = _resident([*trainer.update.states(), batch.tokens, batch.targets])
-    timeline = Timeline(device)
+    resident_bytes = _resident_bytes([*trainer.weight_update.persistent_tensors(), batch.tokens, batch.targets])
+    timer = PhaseTimer(device)
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        step(trainer, batch, timeline)
-        timeline.read()
-    return Profile(_kinds(folded(profiler.events(), OnHost())), resident + _peak(profiler))
+        training_step(trainer, batch, timer)
+        timer.read_step()
+    return StepProfile(
+        _seconds_by_kind(seconds_by_label(profiler.events(), HostTimer())), resident_bytes + _peak_bytes(profiler)
+    )
 
 
-def _on_gpu(trainer: Trainer, batch: Batch, device: torch.device) -> Profile:
+def _on_gpu(trainer: Trainer, batch: TrainingBatch, device: torch.device) -> StepProfile:
     torch.cuda.reset_peak_memory_stats(device)
-    events = warm_events(lambda: step(trainer, batch, Timeline(device)), _BEFORE, 1)
-    return Profile(_kinds(folded(events, OnDevice())), float(torch.cuda.max_memory_allocated(device)))
+    events = warm_events(lambda: training_step(trainer, batch, PhaseTimer(device)), _BEFORE, 1)
+    return StepProfile(
+        _seconds_by_kind(seconds_by_label(events, DeviceTimer())), float(torch.cuda.max_memory_allocated(device))
+    )
 
 
 def warm_events(action: Callable[[], None], before: int, many: int) -> Any:
@@ -69,32 +73,32 @@ def warm_events(action: Callable[[], None], before: int, many: int) -> Any:
     return profiler.events()
 
 
-def _resident(tensors: list[Tensor]) -> Bytes:
+def _resident_bytes(tensors: list[Tensor]) -> Bytes:
     """Bytes of the storages of tensors, each once."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}
     return float(sum(storages.values()))
 
 
-def _peak(profiler: Any) -> Bytes:
+def _peak_bytes(profiler: Any) -> Bytes:
     """The most that was allocated at a time since the profile began, less what was freed of what had been before."""
-    held, peak = 0, 0
-    for _, size in sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree())):
-        held += size
-        peak = max(peak, held)
+    allocated, peak = 0, 0
+    for _, size in sorted(_allocation_events(profiler.profiler.kineto_results.experimental_event_tree())):
+        allocated += size
+        peak = max(peak, allocated)
     return float(peak)
 
 
-def _allocations(events: Any) -> Iterator[tuple[int, int]]:
+def _allocation_events(events: Any) -> Iterator[tuple[int, int]]:
     """When, and how many bytes: below zero where they are freed."""
     for event in events:
         if event.tag == torch._C._profiler._EventType.Allocation:
             yield event.start_time_ns, event.extra_fields.alloc_size
-        yield from _allocations(event.children)
+        yield from _allocation_events(event.children)
 
 
-def _kinds(seconds: Mapping[Label, Seconds]) -> dict[KernelKind, Seconds]:
-    kinds = dict.fromkeys((label.kind for label in seconds), 0.0)
-    for label, spent in seconds.items():
-        kinds[label.kind] += spent
-    return kinds
+def _seconds_by_kind(seconds_of_label: Mapping[OperatorLabel, Seconds]) -> dict[KernelKind, Seconds]:
+    by_kind = dict.fromkeys((label.kind for label in seconds_of_label), 0.0)
+    for label, label_seconds in seconds_of_label.items():
+        by_kind[label.kind] += label_seconds
+    return by_kind

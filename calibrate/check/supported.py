@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import torch
 
-from calibrate.check.ddp import replicated
-from calibrate.check.expert_parallel import shared_out
-from calibrate.check.fsdp import sharded
-from calibrate.check.pipeline_parallel import SCHEDULES, Staged
-from calibrate.check.single_process import single
-from calibrate.check.tensor_parallel import split
+from calibrate.check.ddp import build_ddp_trainer
+from calibrate.check.expert_parallel import build_expert_parallel_trainer
+from calibrate.check.fsdp import build_fsdp_trainer
+from calibrate.check.pipeline_parallel import TORCH_SCHEDULES, PipelineTrainer
+from calibrate.check.single_process import build_single_trainer
+from calibrate.check.tensor_parallel import build_tensor_parallel_trainer
 from calibrate.check.trainer import Trainer
 from clustersim.build import build_plan
 from clustersim.common.errors import InputError
@@ -34,61 +34,66 @@ from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 
-ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
+ONE_AXIS_TEXT = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
 
 
-def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
+def build_trainer(scenario: Scenario, device: torch.device) -> Trainer:
     """The model and strategy of this process."""
     plan = build_plan(scenario)
     match plan.layout:
         case layout if layout.world_size == 1:
-            return single(plan, device)
+            return build_single_trainer(plan, device)
         case layout if layout.tp > 1:
-            return split(plan, device)
+            return build_tensor_parallel_trainer(plan, device)
         case layout if layout.pp > 1:
-            return Staged(plan, scenario.schedule, device)
+            return PipelineTrainer(plan, scenario.schedule, device)
     match plan.layout.data:
         case DdpStrategy() as strategy if plan.layout.ep > 1:
-            return shared_out(plan, strategy, device)
+            return build_expert_parallel_trainer(plan, strategy, device)
         case DdpStrategy() as strategy:
-            return replicated(plan, strategy, device)
+            return build_ddp_trainer(plan, strategy, device)
         case FullyShard() as strategy:
-            return sharded(plan, strategy, device)
-    raise InputError(f"layout.data: this strategy cannot be checked; {ONE_AXIS}")
+            return build_fsdp_trainer(plan, strategy, device)
+    raise InputError(f"layout.data: this strategy cannot be checked; {ONE_AXIS_TEXT}")
 
 
 def require_supported(scenario: Scenario) -> None:
     """Raise InputError that lists what cannot be checked."""
-    found = [*_layout(scenario), *_formats(scenario), *_model(scenario), *_machine(scenario)]
-    if found:
-        raise InputError("\n".join(found))
+    problems = [
+        *_layout_problems(scenario),
+        *_format_problems(scenario),
+        *_model_problems(scenario),
+        *_machine_problems(scenario),
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
 
 
-def _layout(scenario: Scenario) -> Iterator[str]:
+def _layout_problems(scenario: Scenario) -> Iterator[str]:
     layout = scenario.layout
-    used = [f"{axis} {degree}" for axis, degree in layout.degrees.items() if degree > 1]
-    if layout.cp > 1 or len(used) > 1:
-        yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
+    used_axes = [f"{axis} {degree}" for axis, degree in layout.degrees.items() if degree > 1]
+    if layout.cp > 1 or len(used_axes) > 1:
+        yield f"layout: {' x '.join(used_axes)} cannot be checked: {ONE_AXIS_TEXT}"
     if layout.dp > 1 and not (isinstance(layout.data, DdpStrategy) or layout.data.zero_stage == 3):
         yield "layout.data: only ddp and fsdp can be checked"
-    if layout.pp > 1 and type(scenario.schedule) not in SCHEDULES:
+    if layout.pp > 1 and type(scenario.schedule) not in TORCH_SCHEDULES:
         yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
     if layout.tensor_overlap and layout.tp > 1:
         yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
-    fewest = min(
+    min_kv_heads = min(
         (distinct_attention.kv_heads for distinct_attention in scenario.model.distinct_attentions), default=layout.tp
     )
-    if layout.tp > fewest:
-        yield f"layout.tp: DTensor cannot repeat {fewest} kv_heads over {layout.tp} ranks"
+    if layout.tp > min_kv_heads:
+        yield f"layout.tp: DTensor cannot repeat {min_kv_heads} kv_heads over {layout.tp} ranks"
 
 
-def _formats(scenario: Scenario) -> Iterator[str]:
+def _format_problems(scenario: Scenario) -> Iterator[str]:
     recipe, formats = scenario.training.recipe, scenario.training.recipe.weight_formats
     if recipe.matmul_formats != MatmulFormats.uniform(formats.stored):
         yield "training.precision: only products in one format, that of the weights, can be checked"
-    wide = formats.updated
-    if {formats.gradients.bytes, formats.moments.bytes} != {wide.bytes}:
-        yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {wide.value}"
+    master_format = formats.updated
+    if {formats.gradients.bytes, formats.moments.bytes} != {master_format.bytes}:
+        yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {master_format.value}"
     ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, DdpStrategy)
     if ddp and formats.stored.bytes != formats.gradients.bytes:
         yield (
@@ -97,7 +102,7 @@ def _formats(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _model(scenario: Scenario) -> Iterator[str]:
+def _model_problems(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if scenario.training.lora is not None:
         yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
@@ -105,7 +110,7 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
     if any(None in (spec.attention, spec.mlp) for spec in model.distinct_specs):
         yield "model: layers without attention or without an MLP cannot be checked"
-    yield from _layers(model)
+    yield from _layer_problems(model)
     sharded_weights = layout.dp > 1 and layout.data.zero_stage > 0
     if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
@@ -113,31 +118,31 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
     if scenario.training.attention is AttentionBackend.FLASH1:
         yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
-    yield from _recomputed(scenario)
-    yield from _experts(scenario)
+    yield from _recompute_problems(scenario)
+    yield from _expert_problems(scenario)
     if scenario.training.offload != NO_OFFLOAD:
         yield "training.offload: what is on the host cannot be checked; set it to none"
     if layout.tp > 1 and scenario.training.loss is not LossImplementation.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
 
 
-def _recomputed(scenario: Scenario) -> Iterator[str]:
+def _recompute_problems(scenario: Scenario) -> Iterator[str]:
     match scenario.training.recompute:
         case SelectiveOpRecompute():
             yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
         case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
             yield "training.recompute.modules: only core_attn alone can be checked; write selective"
         case FullRecompute() if scenario.layout.dp == 1:
-            yield from _late(scenario)
+            yield from _early_stop_problems(scenario)
 
 
-def _late(scenario: Scenario) -> Iterator[str]:
+def _early_stop_problems(scenario: Scenario) -> Iterator[str]:
     """Products that add to gradients in their epilogues are autograd functions, which save what they read when done."""
     if scenario.training.fused and scenario.training.early_stop:
         yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
 
 
-def _layers(model: TransformerModel) -> Iterator[str]:
+def _layer_problems(model: TransformerModel) -> Iterator[str]:
     """What the real model has no module for."""
     if any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions):
         yield "model: latent attention cannot be checked"
@@ -157,10 +162,12 @@ def _layers(model: TransformerModel) -> Iterator[str]:
         yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
 
 
-def _experts(scenario: Scenario) -> Iterator[str]:
+def _expert_problems(scenario: Scenario) -> Iterator[str]:
     """What mixtures are not checked with; of experts by themselves, what the modules do not have."""
-    mixtures = [distinct_moe for distinct_moe in scenario.model.distinct_moes if distinct_moe.single_dense_mlp is None]
-    if not mixtures:
+    moe_layers = [
+        distinct_moe for distinct_moe in scenario.model.distinct_moes if distinct_moe.single_dense_mlp is None
+    ]
+    if not moe_layers:
         return
     layout, training = scenario.layout, scenario.training
     if layout.tp > 1 or layout.pp > 1 or layout.effective_etp > 1:
@@ -171,21 +178,21 @@ def _experts(scenario: Scenario) -> Iterator[str]:
         yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
     if layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
         yield "layout.dispatcher: torch has all_to_all alone; set it to alltoall"
-    if any(mixture.capacity is not None or mixture.bias or mixture.shared_gate for mixture in mixtures):
+    if any(moe_layer.capacity is not None or moe_layer.bias or moe_layer.shared_gate for moe_layer in moe_layers):
         yield "model.experts: capacity, bias and shared_gate cannot be checked; set them to none and false"
     if training.fused or isinstance(training.recompute, FullRecompute):
         yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
-    habits = training.overheads
-    if habits.router_loss:
+    overheads = training.overheads
+    if overheads.router_loss:
         yield "training.overheads.router_loss: a loss of experts' load cannot be checked; set it to false"
-    if training.grouping is not Grouping.KERNEL or not (habits.permute_unfused and habits.router_unfused):
+    if training.grouping is not Grouping.KERNEL or not (overheads.permute_unfused and overheads.router_unfused):
         yield (
             "training.overheads: torch runs experts in one kernel, and their routing operation by operation; set "
             "grouping to kernel, permute_unfused and router_unfused to true"
         )
 
 
-def _machine(scenario: Scenario) -> Iterator[str]:
+def _machine_problems(scenario: Scenario) -> Iterator[str]:
     if scenario.framework.compiled or scenario.framework.uses_cuda_graphs:
         yield "framework: the real step is neither compiled nor captured; set compiled and cuda_graphs to false"
     if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.cluster.accelerator_overrides:

@@ -23,44 +23,52 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from calibrate.check.operator_labels import labelled, streaming
-from calibrate.check.torch_model import build, tie
-from calibrate.check.trainer import Loop, building
-from calibrate.check.weight_update import Update
+from calibrate.check.operator_labels import memory_bound_label, record_label
+from calibrate.check.torch_model import build_stage, tie_embeddings
+from calibrate.check.trainer import MicrobatchTrainer, construction_settings
+from calibrate.check.weight_update import WeightUpdate
 from clustersim.model.memory_bound import loss_spec
 from clustersim.model.training import LossImplementation
 from clustersim.parallel.plan import Plan
 
 
-def split(plan: Plan, device: torch.device, mesh: DeviceMesh | None = None) -> Loop:
+def build_tensor_parallel_trainer(
+    plan: Plan, device: torch.device, mesh: DeviceMesh | None = None
+) -> MicrobatchTrainer:
     """Every rank holds a part of each matrix; mesh: None: all processes."""
     torch.manual_seed(0)  # what is not split must be equal
-    with building(plan, device):
-        model = build(plan, plan.stages[0])
+    with construction_settings(plan, device):
+        model = build_stage(plan, plan.stages[0])
     mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
-    parallelize_module(model, mesh, dict(_styles(model, sequence=plan.layout.sequence_parallel)))
-    tie(model, plan.model)
-    model.loss = _loss
-    return Loop(model, Update(list(model.parameters()), plan.training), lambda _last: loss_parallel())
+    parallelize_module(model, mesh, dict(_parallel_styles(model, sequence_parallel=plan.layout.sequence_parallel)))
+    tie_embeddings(model, plan.model)
+    model.loss = _parallel_loss
+    return MicrobatchTrainer(
+        model, WeightUpdate(list(model.parameters()), plan.training), lambda _last: loss_parallel()
+    )
 
 
-def _styles(model: nn.Module, *, sequence: bool) -> Mapping[str, ParallelStyle]:
+def _parallel_styles(model: nn.Module, *, sequence_parallel: bool) -> Mapping[str, ParallelStyle]:
     """How each module is split, by its name."""
-    between = Shard(1) if sequence else Replicate()
-    by_end: dict[str, ParallelStyle] = {
-        "embedding.tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "attention.qkv": ColwiseParallel(input_layouts=between),
-        "attention.out": RowwiseParallel(output_layouts=between),
-        "mlp.up": ColwiseParallel(input_layouts=between),
-        "mlp.down": RowwiseParallel(output_layouts=between),
-        "head.logits": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    activation_layout = Shard(1) if sequence_parallel else Replicate()
+    style_by_suffix: dict[str, ParallelStyle] = {
+        "embedding.tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=activation_layout),
+        "attention.qkv": ColwiseParallel(input_layouts=activation_layout),
+        "attention.out": RowwiseParallel(output_layouts=activation_layout),
+        "mlp.up": ColwiseParallel(input_layouts=activation_layout),
+        "mlp.down": RowwiseParallel(output_layouts=activation_layout),
+        "head.logits": ColwiseParallel(
+            input_layouts=activation_layout, output_layouts=Shard(-1), use_local_output=False
+        ),
     }
-    if sequence:
-        by_end |= {f"{name}norm": SequenceParallel(use_local_output=True) for name in ("attention_", "mlp_", "head.")}
+    if sequence_parallel:
+        style_by_suffix |= {
+            f"{name}norm": SequenceParallel(use_local_output=True) for name in ("attention_", "mlp_", "head.")
+        }
     names = [name for name, _ in model.named_modules()]
-    return {name: style for name in names for end, style in by_end.items() if name.endswith(end)}
+    return {name: style for name in names for suffix, style in style_by_suffix.items() if name.endswith(suffix)}
 
 
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    with labelled(streaming(loss_spec(LossImplementation.TORCH))):
+def _parallel_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    with record_label(memory_bound_label(loss_spec(LossImplementation.TORCH))):
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -9,7 +9,7 @@ import torch
 from clustersim.common.dtypes import DType
 from clustersim.model.precision_recipe import PrecisionRecipe
 
-TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
+TRAINING_DTYPES: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
     {
         DType.FP32: torch.float32,
         DType.TF32: torch.float32,
@@ -19,6 +19,6 @@ TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
 )
 
 
-def allow_tf32(recipe: PrecisionRecipe) -> None:
+def set_tf32(recipe: PrecisionRecipe) -> None:
     """Let FP32 products run on tensor cores as TF32 where the scenario computes in it, and only there."""
     torch.set_float32_matmul_precision("high" if recipe.compute is DType.TF32 else "highest")

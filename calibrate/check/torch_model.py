@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from calibrate.check.fused_linear import Linear
-from calibrate.check.moe import Mixture
-from calibrate.check.operator_labels import ATTENTION, LOOKUP, POSITIONS, PRODUCT, labelled, streaming
-from calibrate.check.torch_dtypes import TORCH
+from calibrate.check.fused_linear import FusedWgradLinear
+from calibrate.check.moe import MoeLayer
+from calibrate.check.operator_labels import ATTENTION, LOOKUP, MATMUL, POSITIONS, memory_bound_label, record_label
+from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from calibrate.kernels import formulas
 from clustersim.model import memory_bound as passes
 from clustersim.model.layer_stack import DenseMlp, FullAttention, LayerSpec, MlpSpec, MlpType, MoeMlp
@@ -30,103 +30,105 @@ from clustersim.model.transformer import Norm, PositionEncoding, TransformerMode
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan
 
-Angles = tuple[Tensor, Tensor]
+RotaryTables = tuple[Tensor, Tensor]
 ROTARY_BASE = 10_000.0  # Su et al. 2021; the value changes no time
 
 
-def _again(run: Callable[..., Tensor], *operands: Tensor, early_stop: bool) -> Tensor:
+def _checkpointed(function: Callable[..., Tensor], *operands: Tensor, early_stop: bool) -> Tensor:
     """Run a part of the model, and again before its backward: to the end, or until backward has what it needs."""
     with set_checkpoint_early_stop(early_stop):
-        result: Tensor = checkpoint(run, *operands, use_reentrant=False)
+        result: Tensor = checkpoint(function, *operands, use_reentrant=False)
     return result
 
 
 class NormLayer(nn.Module):
     """Layer norm with weight and bias, or RMS norm with a weight; shifted: whether a layer norm has a bias to learn."""
 
-    def __init__(self, form: Norm, width: int, *, fused: bool, shifted: bool = True) -> None:
+    def __init__(self, norm_type: Norm, width: int, *, fused: bool, shifted: bool = True) -> None:
         super().__init__()
-        self.form, self.fused = form, fused
+        self.norm_type, self.fused = norm_type, fused
         self.weight = nn.Parameter(torch.ones(width))
-        if form is Norm.LAYERNORM and shifted:
+        if norm_type is Norm.LAYERNORM and shifted:
             self.bias = nn.Parameter(torch.zeros(width))
-        elif form is Norm.LAYERNORM:
+        elif norm_type is Norm.LAYERNORM:
             self.register_buffer("bias", torch.zeros(width), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        with labelled(streaming(passes.norm_spec(self.form, fused=self.fused))):
-            if self.form is Norm.LAYERNORM:
+        with record_label(memory_bound_label(passes.norm_spec(self.norm_type, fused=self.fused))):
+            if self.norm_type is Norm.LAYERNORM:
                 return formulas.layernorm(x, self.weight, self.bias)
             return formulas.rmsnorm(x, self.weight, fused=self.fused)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Queries, keys and values, attention, and its output. angles: of rotary positions, if they are."""
 
-    def __init__(self, plan: Plan, spec: FullAttention, angles: Angles | None) -> None:
+    def __init__(self, plan: Plan, spec: FullAttention, rotary_tables: RotaryTables | None) -> None:
         super().__init__()
         model, training, tp = plan.model, plan.training, plan.layout.tp
-        self.model, self.training_plan, self.spec, self.angles = model, training, spec, angles
+        self.model_spec, self.training_spec, self.spec, self.rotary_tables = model, training, spec, rotary_tables
         self.heads, self.kv_heads = spec.heads // tp, spec.kv_heads // tp
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-        self.qkv = Linear(model.hidden, width, bias=spec.qkv_bias, fused=training.fused)
-        self.out = Linear(spec.heads * spec.head_dim, model.hidden, bias=model.linear_bias, fused=training.fused)
+        self.qkv = FusedWgradLinear(model.hidden, width, bias=spec.qkv_bias, fused=training.fused)
+        self.out = FusedWgradLinear(
+            spec.heads * spec.head_dim, model.hidden, bias=model.linear_bias, fused=training.fused
+        )
         if spec.qk_norm:
-            normed = {"fused": training.fused, "shifted": False}
-            self.query_norm = NormLayer(model.norm, spec.head_dim, **normed)
-            self.key_norm = NormLayer(model.norm, spec.head_dim, **normed)
+            norm_options = {"fused": training.fused, "shifted": False}
+            self.query_norm = NormLayer(model.norm, spec.head_dim, **norm_options)
+            self.key_norm = NormLayer(model.norm, spec.head_dim, **norm_options)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
-        made = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
-        q, k, v = (part.transpose(1, 2) for part in self._placed(made))
-        if isinstance(self.training_plan.recompute, SelectiveRecompute):
-            result = _again(self._core, q, k, v, early_stop=self.training_plan.early_stop)
+        projected = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
+        q, k, v = (operand.transpose(1, 2) for operand in self._split_and_rotate(projected))
+        if isinstance(self.training_spec.recompute, SelectiveRecompute):
+            result = _checkpointed(self._attend, q, k, v, early_stop=self.training_spec.early_stop)
         else:
-            result = self._core(q, k, v)
-        made_out: Tensor = self.out(result.transpose(1, 2).flatten(2))
-        return made_out
+            result = self._attend(q, k, v)
+        output: Tensor = self.out(result.transpose(1, 2).flatten(2))
+        return output
 
-    def _placed(self, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split_and_rotate(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of [batch, sequence, all heads, head_dim], normalised and turned by position."""
         heads, kv_heads = self.heads, self.kv_heads
-        if self.angles is not None and self.training_plan.fused and not self.spec.qk_norm:
-            both, v = torch.split(made, [heads + kv_heads, kv_heads], dim=2)
-            q, k = torch.split(self._turned(both), [heads, kv_heads], dim=2)
+        if self.rotary_tables is not None and self.training_spec.fused and not self.spec.qk_norm:
+            queries_and_keys, v = torch.split(projected, [heads + kv_heads, kv_heads], dim=2)
+            q, k = torch.split(self._rotate(queries_and_keys), [heads, kv_heads], dim=2)
             return q, k, v
-        q, k, v = torch.split(made, [heads, kv_heads, kv_heads], dim=2)
+        q, k, v = torch.split(projected, [heads, kv_heads, kv_heads], dim=2)
         if self.spec.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
-        return (q, k, v) if self.angles is None else (self._turned(q), self._turned(k), v)
+        return (q, k, v) if self.rotary_tables is None else (self._rotate(q), self._rotate(k), v)
 
-    def _turned(self, x: Tensor) -> Tensor:
-        if self.angles is None:
+    def _rotate(self, x: Tensor) -> Tensor:
+        if self.rotary_tables is None:
             return x
-        with labelled(streaming(passes.rotary_spec(fused=self.training_plan.fused))):
-            cos, sin = self.angles
-            return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_plan.fused).transpose(1, 2)
+        with record_label(memory_bound_label(passes.rotary_spec(fused=self.training_spec.fused))):
+            cos, sin = self.rotary_tables
+            return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_spec.fused).transpose(1, 2)
 
-    def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.training_plan.attention is not Core.STANDARD:
-            with labelled(ATTENTION):
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.training_spec.attention is not Core.STANDARD:
+            with record_label(ATTENTION):
                 return formulas.attention(q, k, v, causal=True)
-        return _standard(q, k, v, self.training_plan, dropout=self.model.dropout)
+        return _unfused_attention(q, k, v, self.training_spec, dropout=self.model_spec.dropout)
 
 
-def _standard(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: bool) -> Tensor:
+def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: bool) -> Tensor:
     """Attention that writes its scores to memory; keys and values are repeated for the queries that share them."""
-    shared = q.shape[1] // k.shape[1]
-    if shared > 1:
-        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    with labelled(PRODUCT):
+    group_size = q.shape[1] // k.shape[1]
+    if group_size > 1:
+        k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
+    with record_label(MATMUL):
         scores = q @ (k / k.shape[-1] ** 0.5).transpose(2, 3)
-    with labelled(streaming(passes.softmax_spec(fused=training.fused))):
+    with record_label(memory_bound_label(passes.softmax_spec(fused=training.fused))):
         weights = formulas.softmax(scores, fused=training.fused)
     if dropout:
-        with labelled(streaming(passes.SCORE_DROPOUT)):
+        with record_label(memory_bound_label(passes.SCORE_DROPOUT)):
             weights = formulas.dropout(weights)
-    with labelled(PRODUCT):
+    with record_label(MATMUL):
         return weights @ v
 
 
@@ -135,43 +137,45 @@ class FeedForward(nn.Module):
 
     def __init__(self, model: TransformerModel, training: Training, spec: DenseMlp) -> None:
         super().__init__()
-        self.form, self.fused = spec.form, training.fused
+        self.mlp_type, self.fused = spec.form, training.fused
         width = 2 * spec.ffn if spec.form is MlpType.SWIGLU else spec.ffn
-        self.up = Linear(model.hidden, width, bias=model.linear_bias, fused=training.fused)
-        self.down = Linear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
+        self.up = FusedWgradLinear(model.hidden, width, bias=model.linear_bias, fused=training.fused)
+        self.down = FusedWgradLinear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
-        made = self.up(x)
-        with labelled(streaming(passes.activation_spec(self.form, fused=self.fused))):
-            made = formulas.swiglu(made, fused=self.fused) if self.form is MlpType.SWIGLU else formulas.gelu(made)
-        result: Tensor = self.down(made)
+        hidden = self.up(x)
+        with record_label(memory_bound_label(passes.activation_spec(self.mlp_type, fused=self.fused))):
+            hidden = (
+                formulas.swiglu(hidden, fused=self.fused) if self.mlp_type is MlpType.SWIGLU else formulas.gelu(hidden)
+            )
+        result: Tensor = self.down(hidden)
         return result
 
 
-class Beside(nn.Module):
+class MoeWithSharedExperts(nn.Module):
     """A mixture, and shared experts that every token passes."""
 
-    def __init__(self, plan: Plan, routed: MoeMlp) -> None:
+    def __init__(self, plan: Plan, moe: MoeMlp) -> None:
         super().__init__()
         self.fused = plan.training.fused
-        self.routed = Mixture(plan, routed)
-        self.shared = FeedForward(plan.model, plan.training, DenseMlp(routed.shared, routed.form))
+        self.moe = MoeLayer(plan, moe)
+        self.shared = FeedForward(plan.model, plan.training, DenseMlp(moe.shared, moe.form))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
-        made, shared = self.routed(x), self.shared(x)
-        with labelled(streaming(passes.residual_spec(dropout=False, fused=self.fused))):
-            return formulas.residual(made, shared)
+        routed_output, shared_output = self.moe(x), self.shared(x)
+        with record_label(memory_bound_label(passes.residual_spec(dropout=False, fused=self.fused))):
+            return formulas.residual_add(routed_output, shared_output)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """One transformer layer. again: its forward is run again before its backward."""
 
-    def __init__(self, plan: Plan, attention: Attention, mlp: nn.Module, *, again: bool) -> None:
+    def __init__(self, plan: Plan, attention: SelfAttention, mlp: nn.Module, *, recompute: bool) -> None:
         super().__init__()
         model, training = plan.model, plan.training
-        self.dropout, self.fused, self.again = model.dropout, training.fused, again
+        self.dropout, self.fused, self.recompute = model.dropout, training.fused, recompute
         self.early_stop = training.early_stop
         self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
         self.attention = attention
@@ -180,22 +184,22 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways; the sequence is a rank's own part under sequence parallelism."""
-        if not self.again:
-            return self._run(x)
-        return _again(self._run, x, early_stop=self.early_stop)
+        if not self.recompute:
+            return self._forward_layer(x)
+        return _checkpointed(self._forward_layer, x, early_stop=self.early_stop)
 
-    def _run(self, x: Tensor) -> Tensor:
-        x = self._joined(x, self.attention(self.attention_norm(x)))
-        return self._joined(x, self.mlp(self.mlp_norm(x)))
+    def _forward_layer(self, x: Tensor) -> Tensor:
+        x = self._add_residual(x, self.attention(self.attention_norm(x)))
+        return self._add_residual(x, self.mlp(self.mlp_norm(x)))
 
-    def _joined(self, x: Tensor, branch: Tensor) -> Tensor:
-        with labelled(streaming(passes.residual_spec(dropout=self.dropout, fused=self.fused))):
+    def _add_residual(self, x: Tensor, branch: Tensor) -> Tensor:
+        with record_label(memory_bound_label(passes.residual_spec(dropout=self.dropout, fused=self.fused))):
             if self.dropout:
                 return formulas.residual_dropout(x, branch, fused=self.fused)
-            return formulas.residual(x, branch)
+            return formulas.residual_add(x, branch)
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Tokens, and learned positions if the model has them."""
 
     def __init__(self, model: TransformerModel) -> None:
@@ -207,24 +211,24 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [batch, sequence] to [batch, sequence, hidden]."""
-        with labelled(LOOKUP):
+        with record_label(LOOKUP):
             x: Tensor = self.tokens(tokens)
         if hasattr(self, "positions"):
-            with labelled(POSITIONS):
+            with record_label(POSITIONS):
                 x = x + self.positions[: x.shape[1]]
         if self.dropout:
-            with labelled(streaming(passes.DROPOUT)):
+            with record_label(memory_bound_label(passes.DROPOUT)):
                 x = formulas.dropout(x)
         return x
 
 
-class Head(nn.Module):
+class LmHead(nn.Module):
     """Final norm and logits."""
 
     def __init__(self, model: TransformerModel, training: Training) -> None:
         super().__init__()
         self.norm = NormLayer(model.norm, model.hidden, fused=training.fused)
-        self.logits = Linear(model.hidden, model.vocab, bias=False, fused=training.fused)
+        self.logits = FusedWgradLinear(model.hidden, model.vocab, bias=False, fused=training.fused)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] to [batch, sequence, vocabulary]."""
@@ -232,10 +236,12 @@ class Head(nn.Module):
         return result
 
 
-class Transformer(nn.Module):
+class TransformerStage(nn.Module):
     """A stage of the model, or all of it: what comes before its layers and what after, if it has that."""
 
-    def __init__(self, embedding: Embedding | None, layers: Sequence[Layer], head: Head | None, loss: Any) -> None:
+    def __init__(
+        self, embedding: TokenEmbedding | None, layers: Sequence[TransformerLayer], head: LmHead | None, loss: Any
+    ) -> None:
         super().__init__()
         self.embedding, self.layers, self.head, self.loss = embedding, nn.ModuleList(layers), head, loss
 
@@ -253,58 +259,67 @@ class Transformer(nn.Module):
         return loss
 
 
-def build(plan: Plan, stage: PipelineStage) -> Transformer:
+def build_stage(plan: Plan, stage: PipelineStage) -> TransformerStage:
     """A stage in the default device and format of torch, matrices whole, heads those of one tensor-parallel rank."""
     model, training = plan.model, plan.training
-    made = Transformer(
-        Embedding(model) if stage.has_embedding else None,
-        list(_layers(plan, stage)),
-        Head(model, training) if stage.has_head else None,
-        lambda logits, targets: loss(logits, targets, training),
+    model_stage = TransformerStage(
+        TokenEmbedding(model) if stage.has_embedding else None,
+        list(_build_layers(plan, stage)),
+        LmHead(model, training) if stage.has_head else None,
+        lambda logits, targets: mean_loss(logits, targets, training),
     )
-    tie(made, model)
-    return made
+    tie_embeddings(model_stage, model)
+    return model_stage
 
 
-def _layers(plan: Plan, stage: PipelineStage) -> Iterator[Layer]:
+def _build_layers(plan: Plan, stage: PipelineStage) -> Iterator[TransformerLayer]:
     """A stage's layers; `supported` has refused those that lack a part."""
-    angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.distinct_attentions}
-    for run, again, _ in plan.layer_runs(stage):
-        match run.spec:
+    rotary_tables = {
+        attention: _rotary_tables(plan, attention.head_dim) for attention in plan.model.distinct_attentions
+    }
+    for group, recompute, _ in plan.layer_runs(stage):
+        match group.spec:
             case LayerSpec(FullAttention() as attention, DenseMlp() | MoeMlp() as mlp):
-                for _ in range(run.count):
-                    yield Layer(plan, Attention(plan, attention, angles[attention]), _mlp(plan, mlp), again=again)
+                for _ in range(group.count):
+                    yield TransformerLayer(
+                        plan,
+                        SelfAttention(plan, attention, rotary_tables[attention]),
+                        _build_mlp(plan, mlp),
+                        recompute=recompute,
+                    )
 
 
-def _mlp(plan: Plan, mlp: MlpSpec) -> nn.Module:
+def _build_mlp(plan: Plan, mlp: MlpSpec) -> nn.Module:
     match mlp:
         case DenseMlp():
             return FeedForward(plan.model, plan.training, mlp)
-        case MoeMlp(single_dense_mlp=DenseMlp() as only):
-            return FeedForward(plan.model, plan.training, only)
+        case MoeMlp(single_dense_mlp=DenseMlp() as dense):
+            return FeedForward(plan.model, plan.training, dense)
         case MoeMlp(shared=0):
-            return Mixture(plan, mlp)
-    return Beside(plan, mlp)
+            return MoeLayer(plan, mlp)
+    return MoeWithSharedExperts(plan, mlp)
 
 
-def tie(made: Transformer, model: TransformerModel) -> None:
+def tie_embeddings(stage: TransformerStage, model: TransformerModel) -> None:
     """Let the logits' matrix be the embedding's, where the model has them tied and the stage both."""
-    if model.tied_embeddings and made.embedding is not None and made.head is not None:
-        made.head.logits.weight = made.embedding.tokens.weight
+    if model.tied_embeddings and stage.embedding is not None and stage.head is not None:
+        stage.head.logits.weight = stage.embedding.tokens.weight
 
 
-def loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
+def mean_loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
     """Mean loss of logits [batch, sequence, vocabulary] and targets [batch, sequence]."""
-    with labelled(streaming(passes.loss_spec(training.loss))):
+    with record_label(memory_bound_label(passes.loss_spec(training.loss))):
         return formulas.cross_entropy(logits.flatten(0, 1), targets.flatten(), training.loss)
 
 
-def _angles(plan: Plan, head_dim: int) -> Angles | None:
+def _rotary_tables(plan: Plan, head_dim: int) -> RotaryTables | None:
     """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike; None where they are learned."""
     if plan.model.positions is not PositionEncoding.ROTARY:
         return None
-    dtype = TORCH[plan.training.recipe.activations]
-    places = torch.arange(0, head_dim, 2, dtype=torch.float32)
-    turns = torch.outer(torch.arange(plan.training.sequence, dtype=torch.float32), ROTARY_BASE ** (-places / head_dim))
-    both = torch.cat((turns, turns), dim=-1)
-    return both.cos().to(dtype), both.sin().to(dtype)
+    dtype = TRAINING_DTYPES[plan.training.recipe.activations]
+    dimensions = torch.arange(0, head_dim, 2, dtype=torch.float32)
+    half_angles = torch.outer(
+        torch.arange(plan.training.sequence, dtype=torch.float32), ROTARY_BASE ** (-dimensions / head_dim)
+    )
+    angles = torch.cat((half_angles, half_angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from calibrate.check.phase_timer import Part, Timeline
-from calibrate.check.torch_dtypes import TORCH
-from calibrate.check.weight_update import Update
+from calibrate.check.phase_timer import PhaseTimer, StepPhase
+from calibrate.check.torch_dtypes import TRAINING_DTYPES
+from calibrate.check.weight_update import WeightUpdate
 from clustersim.parallel.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """tokens, targets: [microbatches, sequences, tokens] of this replica."""
 
     tokens: Tensor
@@ -33,55 +33,55 @@ class Trainer(Protocol):
         """The modules of this rank."""
 
     @property
-    def update(self) -> Update:
+    def weight_update(self) -> WeightUpdate:
         """Gradients and optimizer."""
 
-    def passes(self, batch: Batch, timeline: Timeline) -> None:
+    def run_passes(self, batch: TrainingBatch, timer: PhaseTimer) -> None:
         """Forward and backward of every microbatch."""
 
 
 @dataclass(slots=True)
-class Loop:
+class MicrobatchTrainer:
     """Forward and backward, microbatch after microbatch. around: entered for each, told whether it is the last."""
 
     model: nn.Module
-    update: Update
-    around: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
+    weight_update: WeightUpdate
+    microbatch_context: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
 
-    def passes(self, batch: Batch, timeline: Timeline) -> None:
+    def run_passes(self, batch: TrainingBatch, timer: PhaseTimer) -> None:
         """Gradients of the mean over microbatches add up in the update's buffers."""
-        count = len(batch.tokens)
-        for number in range(count):
-            with self.around(number == count - 1):
-                with timeline.of(Part.FORWARD):
-                    loss = self.model(batch.tokens[number], batch.targets[number]) / count
-                with timeline.of(Part.BACKWARD):
+        microbatch_count = len(batch.tokens)
+        for index in range(microbatch_count):
+            with self.microbatch_context(index == microbatch_count - 1):
+                with timer.time_phase(StepPhase.FORWARD):
+                    loss = self.model(batch.tokens[index], batch.targets[index]) / microbatch_count
+                with timer.time_phase(StepPhase.BACKWARD):
                     loss.backward()
 
 
-def step(trainer: Trainer, batch: Batch, timeline: Timeline) -> None:
+def training_step(trainer: Trainer, batch: TrainingBatch, timer: PhaseTimer) -> None:
     """One training step."""
-    with timeline.of(None):
-        trainer.update.zero()
-        trainer.passes(batch, timeline)
-        with timeline.of(Part.OPTIMIZER):
-            trainer.update.step()
+    with timer.time_phase(None):
+        trainer.weight_update.zero_gradients()
+        trainer.run_passes(batch, timer)
+        with timer.time_phase(StepPhase.OPTIMIZER):
+            trainer.weight_update.update_weights()
 
 
-def random_batch(plan: Plan, device: torch.device) -> Batch:
+def random_batch(plan: Plan, device: torch.device) -> TrainingBatch:
     """Random tokens of one replica's part of the global batch."""
     size = (plan.microbatches, plan.training.microbatch, plan.training.sequence)
     tokens, targets = (torch.randint(plan.model.vocab, size, device=device) for _ in range(2))
-    return Batch(tokens, targets)
+    return TrainingBatch(tokens, targets)
 
 
 @contextmanager
-def building(plan: Plan, device: torch.device, *, held_weights: bool = False) -> Iterator[None]:
+def construction_settings(plan: Plan, device: torch.device, *, optimizer_format: bool = False) -> Iterator[None]:
     """Make weights on the device in the format that computes, or in that which the optimizer holds."""
-    formats, before = plan.training.recipe.weight_formats, torch.get_default_dtype()
-    torch.set_default_dtype(TORCH[formats.updated if held_weights else formats.stored])
+    formats, previous = plan.training.recipe.weight_formats, torch.get_default_dtype()
+    torch.set_default_dtype(TRAINING_DTYPES[formats.updated if optimizer_format else formats.stored])
     try:
         with device:
             yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)

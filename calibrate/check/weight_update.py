@@ -20,22 +20,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from calibrate.check.fused_linear import Linear
-from calibrate.check.operator_labels import labelled, optimizer
-from calibrate.check.torch_dtypes import TORCH
+from calibrate.check.fused_linear import FusedWgradLinear
+from calibrate.check.operator_labels import optimizer_label, record_label
+from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from clustersim.model.kernels import MemoryBoundOp
 from clustersim.model.training import Optimizer, Training
 
-_RATE, _MOMENTUM = 1e-4, 0.9
-LIMIT: Final = 1e3
+_LEARNING_RATE, _MOMENTUM = 1e-4, 0.9
+MAX_GRADIENT_NORM: Final = 1e3
 """Of the norm: above what random weights have, as in a steady run, in which it is rarely exceeded."""
-_ROUTINES = {Optimizer.ADAM: MemoryBoundOp.ADAM, Optimizer.SGD: MemoryBoundOp.SGD}
-OverRanks = Callable[[Tensor], Tensor]
+_OPTIMIZER_OPS = {Optimizer.ADAM: MemoryBoundOp.ADAM, Optimizer.SGD: MemoryBoundOp.SGD}
+SumOverRanks = Callable[[Tensor], Tensor]
 """Sum of squares of one rank's own gradients to that of the whole model's."""
 
 
 @dataclass
-class Update:
+class WeightUpdate:
     """Gradients and optimizer of one rank's weights.
 
     over_ranks: sums squares of gradients over the ranks that hold other parts of the model; own: the weights that no
@@ -44,108 +44,108 @@ class Update:
 
     weights: Sequence[nn.Parameter]
     training: Training
-    over_ranks: OverRanks = lambda squares: squares
-    own: Sequence[nn.Parameter] = ()
+    sum_over_ranks: SumOverRanks = lambda squares: squares
+    local_weights: Sequence[nn.Parameter] = ()
     _masters: list[nn.Parameter] = field(default_factory=list)
-    _own: list[nn.Parameter] = field(default_factory=list)
+    _local_masters: list[nn.Parameter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         formats = self.training.recipe.weight_formats
-        wide, narrow = TORCH[formats.updated], TORCH[formats.stored]
+        master_dtype, compute_dtype = TRAINING_DTYPES[formats.updated], TRAINING_DTYPES[formats.stored]
         self.weights = list(self.weights)
-        if wide is narrow or all(weight.dtype is wide for weight in self.weights):
+        if master_dtype is compute_dtype or all(weight.dtype is master_dtype for weight in self.weights):
             self._masters = self.weights
             for weight in self.weights:
                 weight.grad = torch.zeros_like(weight)
         else:
-            self._masters = [_master(weight, wide) for weight in self.weights]
-        own = {id(weight) for weight in self.own}
-        both = zip(self.weights, self._masters, strict=True)
-        self._own = [master for weight, master in both if id(weight) in own]
-        self._optimizer = _optimizer(self.training, [group for group in self._groups() if group])
-        self.zero()
+            self._masters = [_master_weight(weight, master_dtype) for weight in self.weights]
+        local_ids = {id(weight) for weight in self.local_weights}
+        pairs = zip(self.weights, self._masters, strict=True)
+        self._local_masters = [master for weight, master in pairs if id(weight) in local_ids]
+        self._optimizer = _build_optimizer(self.training, [group for group in self._parameter_groups() if group])
+        self.zero_gradients()
 
     def accumulate_in_epilogues(self, modules: nn.Module) -> None:
         """Let fused linear layers add to these gradients themselves."""
         buffers = {id(weight): master.grad for weight, master in zip(self.weights, self._masters, strict=True)}
         for module in modules.modules():
-            if isinstance(module, Linear) and module.fused:
-                module.into = buffers[id(module.weight)]
+            if isinstance(module, FusedWgradLinear) and module.fused:
+                module.gradient_buffer = buffers[id(module.weight)]
 
-    def zero(self) -> None:
+    def zero_gradients(self) -> None:
         """Zero the gradients in place."""
-        for group in self._groups():
+        for group in self._parameter_groups():
             gradients = [weight.grad for weight in group if weight.grad is not None]
             if gradients:
                 torch._foreach_zero_(gradients)
 
-    def step(self) -> None:
+    def update_weights(self) -> None:
         """Clip, update, and refresh the weights that compute."""
         if self.training.gradient_clipping:
-            self._clip()
-        with labelled(optimizer(_ROUTINES[self.training.optimizer])):
+            self._clip_gradients()
+        with record_label(optimizer_label(_OPTIMIZER_OPS[self.training.optimizer])):
             self._optimizer.step()
             if self._masters is not self.weights:
                 with torch.no_grad():
                     torch._foreach_copy_(list(self.weights), list(self._masters))
 
-    def states(self) -> list[Tensor]:
+    def persistent_tensors(self) -> list[Tensor]:
         """Every tensor that stays from step to step: weights, gradients, masters and moments."""
-        kept: list[Tensor] = [*self.weights, *self._masters]
-        kept += [weight.grad for weight in self._masters if weight.grad is not None]
+        tensors: list[Tensor] = [*self.weights, *self._masters]
+        tensors += [weight.grad for weight in self._masters if weight.grad is not None]
         for state in self._optimizer.state.values():
-            kept += [item for item in state.values() if isinstance(item, Tensor)]
-        return kept
+            tensors += [item for item in state.values() if isinstance(item, Tensor)]
+        return tensors
 
-    def _groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        spread = [weight for weight in self._masters if isinstance(weight.detach(), DTensor)]
+    def _parameter_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        sharded = [weight for weight in self._masters if isinstance(weight.detach(), DTensor)]
         plain = [weight for weight in self._masters if not isinstance(weight.detach(), DTensor)]
-        return spread, plain
+        return sharded, plain
 
-    def _clip(self) -> None:
+    def _clip_gradients(self) -> None:
         """Fused optimizers scale where the norm exceeds the limit, for which the host waits; else whatever it is."""
-        with labelled(optimizer(MemoryBoundOp.GRADIENT_NORM)):
-            norm = self._norm()
-        if self.training.fused and float(norm) <= LIMIT:
+        with record_label(optimizer_label(MemoryBoundOp.GRADIENT_NORM)):
+            norm = self._gradient_norm()
+        if self.training.fused and float(norm) <= MAX_GRADIENT_NORM:
             return
-        with labelled(optimizer(MemoryBoundOp.GRADIENT_CLIP)):
-            for group in filter(None, self._groups()):
-                clip_grads_with_norm_(group, LIMIT, norm, foreach=True)
+        with record_label(optimizer_label(MemoryBoundOp.GRADIENT_CLIP)):
+            for group in filter(None, self._parameter_groups()):
+                clip_grads_with_norm_(group, MAX_GRADIENT_NORM, norm, foreach=True)
 
-    def _norm(self) -> Tensor:
+    def _gradient_norm(self) -> Tensor:
         """Of the whole model's gradients."""
-        own = {id(weight) for weight in self._own}
-        spread, plain = self._groups()
-        common = [weight for weight in plain if id(weight) not in own]
-        squares = torch.stack([_squares(group) for group in (spread, common) if group]).sum()
-        if self._own:
-            return (squares + self.over_ranks(_squares(self._own))).sqrt()
-        return self.over_ranks(squares).sqrt()
+        local_ids = {id(weight) for weight in self._local_masters}
+        sharded, plain = self._parameter_groups()
+        shared = [weight for weight in plain if id(weight) not in local_ids]
+        squares = torch.stack([_sum_of_squares(group) for group in (sharded, shared) if group]).sum()
+        if self._local_masters:
+            return (squares + self.sum_over_ranks(_sum_of_squares(self._local_masters))).sqrt()
+        return self.sum_over_ranks(squares).sqrt()
 
 
-def _squares(weights: Sequence[nn.Parameter]) -> Tensor:
+def _sum_of_squares(weights: Sequence[nn.Parameter]) -> Tensor:
     """The sum of squares of gradients."""
     norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None], foreach=True)
     return norm.full_tensor() ** 2 if isinstance(norm, DTensor) else norm**2
 
 
-def _master(weight: nn.Parameter, wide: torch.dtype) -> nn.Parameter:
+def _master_weight(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     """A wider copy of a weight, with a gradient to which that of the weight is added as soon as it is complete."""
-    master = nn.Parameter(weight.detach().to(wide))
+    master = nn.Parameter(weight.detach().to(dtype))
     master.grad = torch.zeros_like(master)
 
-    def accumulate(complete: Tensor) -> None:
-        if master.grad is not None and complete.grad is not None:
-            master.grad.add_(complete.grad)
-            complete.grad = None
+    def accumulate(parameter: Tensor) -> None:
+        if master.grad is not None and parameter.grad is not None:
+            master.grad.add_(parameter.grad)
+            parameter.grad = None
 
     weight.register_post_accumulate_grad_hook(accumulate)  # type: ignore[no-untyped-call]
     return master
 
 
-def _optimizer(training: Training, groups: Sequence[list[nn.Parameter]]) -> torch.optim.Optimizer:
+def _build_optimizer(training: Training, groups: Sequence[list[nn.Parameter]]) -> torch.optim.Optimizer:
     parameters = [{"params": group} for group in groups]
     fused = training.fused or None
     if training.optimizer is Optimizer.ADAM:
-        return torch.optim.AdamW(parameters, lr=_RATE, fused=fused, foreach=not fused)
-    return torch.optim.SGD(parameters, lr=_RATE, momentum=_MOMENTUM, fused=fused, foreach=not fused)
+        return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=fused, foreach=not fused)
+    return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=_MOMENTUM, fused=fused, foreach=not fused)

@@ -22,10 +22,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from calibrate.collectives.record_update import added
-from calibrate.collectives.tables import beside_line, beside_table, fit_table, row_line, uneven_table
-from calibrate.fit.alpha_beta import fit_calls
-from calibrate.imbalanced_shares import VARIATIONS, shares
+from calibrate.collectives.record_update import add_to_record
+from calibrate.collectives.tables import (
+    fit_table,
+    format_collective_sample,
+    format_interference_sample,
+    imbalance_table,
+    interference_table,
+)
+from calibrate.fit.alpha_beta import fit_collectives
+from calibrate.imbalanced_shares import VARIATIONS, lognormal_shares
 from calibrate.torch_requirement import require_torch
 from clustersim.build import distinct_comm_calls, distinct_kernels
 from clustersim.common.dtypes import DType
@@ -45,12 +51,12 @@ from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from calibrate.collectives.interference import Pair
+    from calibrate.collectives.interference import KernelCallPair
     from calibrate.collectives.process_groups import World
-    from calibrate.collectives.sweep import Skipped
+    from calibrate.collectives.sweep import SkippedCall
     from calibrate.devices.device import TorchDevice
 
-MEASURED: Final = (
+MEASURED_COLLECTIVES: Final = (
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_GATHER,
     CollectiveType.REDUCE_SCATTER,
@@ -58,9 +64,9 @@ MEASURED: Final = (
     CollectiveType.BROADCAST,
     CollectiveType.SEND_RECV,
 )
-SUMMED: Final = (DType.FP32, DType.BF16, DType.FP16)
-SMALLEST: Final = 2**10
-PATIENCE: Final = 1.0  # seconds for one call, if the budget has as much
+REDUCTION_DTYPES: Final = (DType.FP32, DType.BF16, DType.FP16)
+MIN_PAYLOAD_BYTES: Final = 2**10
+MAX_SECONDS_PER_CALL: Final = 1.0  # seconds for one call, if the budget has as much
 
 
 def measure_calls(
@@ -68,62 +74,62 @@ def measure_calls(
     device: "TorchDevice",
     *,
     budget: Seconds | None = None,
-    patience: Seconds = PATIENCE,
-    arrived: Callable[["CollectiveSample | Skipped"], None] | None = None,
+    max_seconds_per_call: Seconds = MAX_SECONDS_PER_CALL,
+    on_result: Callable[["CollectiveSample | SkippedCall"], None] | None = None,
 ) -> list[CollectiveSample]:
     """Measure calls inside an initialised torch.distributed; all ranks call it alike and get the same rows.
 
     budget: seconds for all of them, None for as long as it takes; patience: for each, at most; arrived: told of each
     row, or why there is none.
     """
-    from calibrate.collectives.sweep import sweep
+    from calibrate.collectives.sweep import sweep_collectives
 
-    rows: list[CollectiveSample] = []
-    for result in sweep(calls, device, budget=budget, patience=patience):
-        if arrived is not None:
-            arrived(result)
+    samples: list[CollectiveSample] = []
+    for result in sweep_collectives(calls, device, budget=budget, max_seconds_per_call=max_seconds_per_call):
+        if on_result is not None:
+            on_result(result)
         if isinstance(result, CollectiveSample):
-            rows.append(result)
-    return rows
+            samples.append(result)
+    return samples
 
 
-def calls_for(
-    world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] = (DType.FP32,)
+def grid_calls(
+    world: "World", sizes: Sequence[Bytes], dtypes: Sequence[DType] = (DType.FP32,)
 ) -> tuple[CollectiveCall, ...]:
     """Every collective at every size, in all groups that the processes divide into; send_recv in pairs.
 
     formats: that reductions sum in; what only moves bytes is measured once.
     """
-    pairs = tuple((2, nodes) for nodes in (1, 2) if world.groups(2, nodes))
+    pairs = tuple((2, nodes) for nodes in (1, 2) if world.disjoint_groups(2, nodes))
     return tuple(
-        CollectiveCall(collective, size, ranks, nodes, form)
-        for ranks, nodes in sorted({*world.layouts(), *pairs})
-        for collective in MEASURED
-        if ((ranks, nodes) in (pairs if collective is CollectiveType.SEND_RECV else world.layouts()))
-        for form in (formats if collective.is_reduction else (DType.FP32,))
+        CollectiveCall(collective, size, ranks, nodes, dtype)
+        for ranks, nodes in sorted({*world.group_shapes(), *pairs})
+        for collective in MEASURED_COLLECTIVES
+        if ((ranks, nodes) in (pairs if collective is CollectiveType.SEND_RECV else world.group_shapes()))
+        for dtype in (dtypes if collective.is_reduction else (DType.FP32,))
         for size in sizes
         if size >= 4.0 * ranks  # a number for each rank
     )
 
 
-def uneven(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]:
+def imbalanced_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]:
     """All-to-alls of these with uneven parts."""
     return tuple(
-        replace(call, shares=shares(call.ranks, variation))
+        replace(call, shares=lognormal_shares(call.ranks, variation))
         for call in calls
         if call.collective is CollectiveType.ALL_TO_ALL
         for variation in VARIATIONS
     )
 
 
-def in_formats(calls: Iterable[CollectiveCall], formats: Sequence[DType]) -> tuple[CollectiveCall, ...]:
+def with_dtypes(calls: Iterable[CollectiveCall], dtypes: Sequence[DType]) -> tuple[CollectiveCall, ...]:
     """Calls whose reductions sum in these formats."""
-    asked = (
-        replace(call, format=form)
+    expanded = (
+        replace(call, format=dtype)
         for call in calls
-        for form in (formats if call.collective.is_reduction else (call.format,))
+        for dtype in (dtypes if call.collective.is_reduction else (call.format,))
     )
-    return tuple(dict.fromkeys(asked))
+    return tuple(dict.fromkeys(expanded))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,9 +150,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Measure, with as many processes as torchrun started; the first one writes and reports errors."""
     require_torch()
-    from calibrate.collectives.process_groups import started
+    from calibrate.collectives.process_groups import world_from_torchrun
 
-    world = started(command="collectives")
+    world = world_from_torchrun(command="collectives")
     try:
         _measure(options, world)
     except InputError:
@@ -156,56 +162,65 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, world: "World") -> None:
-    from calibrate.collectives.interference import beside
-    from calibrate.collectives.process_groups import backend_of, first_decides, joined, local_device
+    from calibrate.collectives.interference import measure_interference
+    from calibrate.collectives.process_groups import (
+        decide_on_rank0,
+        local_device,
+        process_group_session,
+        select_backend,
+    )
 
-    budget, sizes = _duration(options.budget), _sizes(options)
-    formats = _formats(options.dtype)
-    backend = backend_of(options.backend)
+    budget, sizes = _parse_duration(options.budget), _parse_sizes(options)
+    dtypes = _parse_dtypes(options.dtype)
+    backend = select_backend(options.backend)
     device = local_device(backend, world)
-    with joined(backend, device.torch):
-        calls, record, pairs = first_decides(lambda: _plan(options, world, device, (sizes, formats)), device.torch)
-        keeper = _Keeper(record, _path(options), len(calls) + len(pairs))
-        measure_calls(calls, device, budget=budget, arrived=None if world.rank else keeper.keep)
-        for found in beside(pairs, device):
+    with process_group_session(backend, device.torch):
+        calls, record, pairs = decide_on_rank0(
+            lambda: _plan_measurements(options, world, device, (sizes, dtypes)), device.torch
+        )
+        writer = _RecordWriter(record, _output_path(options), len(calls) + len(pairs))
+        measure_calls(calls, device, budget=budget, on_result=None if world.rank else writer.add_result)
+        for result in measure_interference(pairs, device):
             if not world.rank:
-                keeper.keep(found)
+                writer.add_result(result)
         if world.rank == 0:
-            keeper.finish(device.conditions())
+            writer.finish(device.conditions())
 
 
-def _path(options: argparse.Namespace) -> Path | None:
+def _output_path(options: argparse.Namespace) -> Path | None:
     return None if options.output is None else Path(options.output)
 
 
-def _duration(text: str) -> Seconds:
-    return _quantity("--budget", text, Dimension.TIME)
+def _parse_duration(text: str) -> Seconds:
+    return _parse_positive("--budget", text, Dimension.TIME)
 
 
-def _sizes(options: argparse.Namespace) -> tuple[Bytes, ...]:
+def _parse_sizes(options: argparse.Namespace) -> tuple[Bytes, ...]:
     if options.sizes is not None:
-        return tuple(sorted({_quantity("--sizes", text, Dimension.SIZE) for text in options.sizes.split(",")}))
-    largest = _quantity("--largest", options.largest, Dimension.SIZE)
-    if largest < SMALLEST:
+        return tuple(sorted({_parse_positive("--sizes", text, Dimension.SIZE) for text in options.sizes.split(",")}))
+    largest = _parse_positive("--largest", options.largest, Dimension.SIZE)
+    if largest < MIN_PAYLOAD_BYTES:
         raise InputError(
             f"--largest: {options.largest!r} is below 1 KiB, the smallest payload; name others with --sizes"
         )
     return tuple(float(2**power) for power in range(10, 64) if 2**power <= largest)
 
 
-def _formats(text: str | None) -> tuple[DType, ...] | None:
+def _parse_dtypes(text: str | None) -> tuple[DType, ...] | None:
     """The formats that are asked for, each once; None: the usual ones."""
     if text is None:
         return None
-    names = {form.value: form for form in SUMMED}
-    words = [word.strip().lower() for word in text.split(",")]
-    for word in words:
-        if word not in names:
-            raise InputError(f"--dtype: reductions are not measured in {word!r}; {suggest_nearest(word, names)}")
-    return tuple(dict.fromkeys(names[word] for word in words))
+    dtype_by_name = {dtype.value: dtype for dtype in REDUCTION_DTYPES}
+    labels = [label.strip().lower() for label in text.split(",")]
+    for label in labels:
+        if label not in dtype_by_name:
+            raise InputError(
+                f"--dtype: reductions are not measured in {label!r}; {suggest_nearest(label, dtype_by_name)}"
+            )
+    return tuple(dict.fromkeys(dtype_by_name[label] for label in labels))
 
 
-def _quantity(option: str, text: str, dimension: Dimension) -> float:
+def _parse_positive(option: str, text: str, dimension: Dimension) -> float:
     try:
         value = parse_quantity(text, dimension)
     except InputError as error:
@@ -215,89 +230,105 @@ def _quantity(option: str, text: str, dimension: Dimension) -> float:
     return value
 
 
-def _plan(
+def _plan_measurements(
     options: argparse.Namespace,
     world: "World",
     device: "TorchDevice",
     grid: tuple[Sequence[Bytes], Sequence[DType] | None],
-) -> tuple[tuple[CollectiveCall, ...], CalibrationRecord, tuple["Pair", ...]]:
+) -> tuple[tuple[CollectiveCall, ...], CalibrationRecord, tuple["KernelCallPair", ...]]:
     """Calls that are still to be measured, the record that they go into, and kernels that are to be beside which."""
-    from calibrate.collectives.interference import PAYLOADS, heaviest_kernels, largest_calls, usual_calls, usual_kernels
+    from calibrate.collectives.interference import (
+        DEFAULT_PAYLOADS,
+        default_calls,
+        default_kernels,
+        heaviest_kernels,
+        largest_calls,
+    )
 
-    record, (sizes, formats) = _record(options, world, device), grid
+    record, (sizes, dtypes) = _initial_record(options, world, device), grid
     if options.output is not None:
         write_record(record, Path(options.output))  # one that cannot be written is known now
     if options.scenario is None:
-        usual = (DType.FP32,) if device.torch.type == "cpu" else (DType.FP32, DType.BF16)
-        calls = calls_for(world, sizes, formats or usual)
-        calls += uneven(call for call in calls if call.payload == max(sizes))
-        some = usual_calls(world, min(PAYLOADS[device.torch.type], max(sizes)))
-        kernels = usual_kernels(device)
+        default_dtypes = (DType.FP32,) if device.torch.type == "cpu" else (DType.FP32, DType.BF16)
+        calls = grid_calls(world, sizes, dtypes or default_dtypes)
+        calls += imbalanced_calls(call for call in calls if call.payload == max(sizes))
+        interference_calls = default_calls(world, min(DEFAULT_PAYLOADS[device.torch.type], max(sizes)))
+        kernels = default_kernels(device)
     else:
         scenario = Scenario.load(options.scenario, options.overrides)
         calls = tuple(call for call in distinct_comm_calls(scenario) if call.ranks > 1)
-        calls = (calls if formats is None else in_formats(calls, formats)) + uneven(calls)
-        some, kernels = largest_calls(calls), heaviest_kernels(distinct_kernels(scenario))
-    known = {row.call for row in record.collectives}
-    beside = {(row.kernel.signature, row.call) for row in record.beside}
-    pairs = tuple((kernel, call) for call in some for kernel in kernels if (signature_of(kernel), call) not in beside)
-    return tuple(call for call in calls if call not in known), record, pairs
+        calls = (calls if dtypes is None else with_dtypes(calls, dtypes)) + imbalanced_calls(calls)
+        interference_calls, kernels = largest_calls(calls), heaviest_kernels(distinct_kernels(scenario))
+    measured_calls = {sample.call for sample in record.collectives}
+    measured_pairs = {(sample.kernel.signature, sample.call) for sample in record.beside}
+    pairs = tuple(
+        (kernel, call)
+        for call in interference_calls
+        for kernel in kernels
+        if (signature_of(kernel), call) not in measured_pairs
+    )
+    return tuple(call for call in calls if call not in measured_calls), record, pairs
 
 
-def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> CalibrationRecord:
-    from calibrate.collectives.process_groups import library, torchrun
+def _initial_record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> CalibrationRecord:
+    from calibrate.collectives.process_groups import collective_library, torchrun_command
     from calibrate.collectives.timing import METHOD
-    from calibrate.devices.device import accelerator_of
+    from calibrate.devices.device import accelerator_name
 
-    accelerator = load_accelerator(accelerator_of(device, options.accelerator))
-    found = replace(device.describe(accelerator.name), collectives=library(device.torch))
+    accelerator = load_accelerator(accelerator_name(device, options.accelerator))
+    device_info = replace(device.describe(accelerator.name), collectives=collective_library(device.torch))
     conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
-        command=shlex.join([*torchrun(world), "-m", "calibrate", *sys.argv[1:]]),
+        command=shlex.join([*torchrun_command(world), "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD,
         before=device.conditions(),
     )
-    return added(CalibrationRecord(found, conditions), _path(options))
+    return add_to_record(CalibrationRecord(device_info, conditions), _output_path(options))
 
 
 @dataclass(slots=True)
-class _Keeper:
+class _RecordWriter:
     """Writes rows as they come, and shows them; calls: how many are to come, by themselves and beside kernels."""
 
     record: CalibrationRecord
     output: Path | None
-    calls: int
-    began: Seconds = field(default_factory=perf_counter)
-    done: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    total_count: int
+    start_time: Seconds = field(default_factory=perf_counter)
+    done_count: int = 0
+    skip_reasons: Counter[str] = field(default_factory=Counter)
 
-    def keep(self, result: "CollectiveSample | InterferenceSample | Skipped") -> None:
+    def add_result(self, result: "CollectiveSample | InterferenceSample | SkippedCall") -> None:
         """One more call is done, by itself or beside a kernel, or passed over."""
-        self.done += 1
+        self.done_count += 1
         match result:
             case CollectiveSample():
-                self._say(replace(self.record, collectives=(*self.record.collectives, result)), row_line(result))
+                self._save_and_print(
+                    replace(self.record, collectives=(*self.record.collectives, result)),
+                    format_collective_sample(result),
+                )
             case InterferenceSample():
-                self._say(replace(self.record, beside=(*self.record.beside, result)), beside_line(result))
+                self._save_and_print(
+                    replace(self.record, beside=(*self.record.beside, result)), format_interference_sample(result)
+                )
             case _:
-                self.reasons[result.why] += 1
+                self.skip_reasons[result.reason] += 1
 
-    def _say(self, record: CalibrationRecord, line: str) -> None:
+    def _save_and_print(self, record: CalibrationRecord, line: str) -> None:
         self.record = record
         self._write()
-        print(f"[{self.done}/{self.calls}, {self._left()}] {line}", file=sys.stderr, flush=True)
+        print(f"[{self.done_count}/{self.total_count}, {self._remaining_text()}] {line}", file=sys.stderr, flush=True)
 
     def finish(self, after: Mapping[str, float]) -> None:
         """Fit, write, and say what was found and what was not measured."""
         conditions = replace(self.record.conditions, after=after)
-        fits = fit_calls(self.record.collectives)
+        fits = fit_collectives(self.record.collectives)
         self.record = replace(self.record, conditions=conditions, collective_fits=fits)
         self._write()
         print(fit_table(fits))
-        print(beside_table(self.record.beside))
-        print(uneven_table(self.record.collectives))
-        for why, count in self.reasons.items():
-            print(f"{count} not measured: {why}")
+        print(interference_table(self.record.beside))
+        print(imbalance_table(self.record.collectives))
+        for reason, count in self.skip_reasons.items():
+            print(f"{count} not measured: {reason}")
         if self.output is None:
             print("nothing was written; name a record with -o RECORD")
         else:
@@ -307,6 +338,6 @@ class _Keeper:
         if self.output is not None:
             write_record(self.record, self.output)
 
-    def _left(self) -> str:
-        left = (perf_counter() - self.began) / self.done * (self.calls - self.done)
-        return f"{format_seconds(round(left))} left"
+    def _remaining_text(self) -> str:
+        remaining_seconds = (perf_counter() - self.start_time) / self.done_count * (self.total_count - self.done_count)
+        return f"{format_seconds(round(remaining_seconds))} left"

@@ -1,10 +1,10 @@
 """What do a kernel and a collective take beside each other? Two ways of finding out, and what each assumes.
 
-- GPU (`SideBySide`): collectives on a stream of their own, one after the other, while kernels run from before the first
+- GPU (`GpuContentionBenchmark`): collectives on a stream of their own, one after the other, while kernels run from before the first
   until after the last. Events between them say what really ran beside what: kernels count that began after the first
   collective had ended (so they do not keep collectives from running) and ended before the last one did, and collectives
   that began and ended while kernels ran. So both slowings are measured.
-- CPU (`LostTime`): the same cores compute and move data, and what is beside what cannot be told from their times. Some
+- CPU (`CpuContentionBenchmark`): the same cores compute and move data, and what is beside what cannot be told from their times. Some
   collectives are started, kernels run beside them for twice as long, then all is waited for. What that lasts longer
   than the kernels alone, over what the collectives last alone, is the part of their time in which kernels stood still:
   nothing where other hardware moves the data, all of it where the same cores do both. The simulator slows kernels by a
@@ -27,92 +27,102 @@ from typing import Final, Protocol
 import torch
 import torch.distributed as dist
 
-from calibrate.collectives.process_groups import largest, least
-from calibrate.collectives.timing import Lap
+from calibrate.collectives.process_groups import max_over_ranks, min_over_ranks
+from calibrate.collectives.timing import CollectiveIteration
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action
-from calibrate.kernels.timing import spread
+from calibrate.kernels.timing import time_statistics
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TimeStatistics
 
-_CALLS: Final = 3  # at least, one after the other
-_LASTING: Final = 0.02  # seconds that they last alone, at least (on a CPU fewer calls, if one lasts as long)
-_BESIDE: Final = 2.0  # times as long as they last alone that kernels run
-_KERNELS: Final = 4  # at least
-_GROUP: Final = 2e-4  # seconds of kernels between two events, at least: an event costs a microsecond
-_QUEUED: Final = 4096  # launches of kernels in a round, at most: the host keeps ahead of them
-_MOST: Final = 0.99  # part of their time that kernels stand still, so that p is finite
-_CLOCK: Final = 2e9  # cycles per second, at least what GPUs run at; a lower clock waits longer
-_AHEAD: Final = 1.5  # times what queuing took last
-_FIRST: Final = 5e-3  # seconds that it may take, before it was seen
-_LONGEST: Final = 0.5  # seconds that the GPU is kept waiting, at most
+_MIN_CALLS: Final = 3  # at least, one after the other
+_MIN_CALLS_SECONDS: Final = 0.02  # seconds that they last alone, at least (on a CPU fewer calls, if one lasts as long)
+_KERNEL_TIME_RATIO: Final = 2.0  # times as long as they last alone that kernels run
+_MIN_KERNELS: Final = 4  # at least
+_MIN_GROUP_SECONDS: Final = 2e-4  # seconds of kernels between two events, at least: an event costs a microsecond
+_MAX_QUEUED_LAUNCHES: Final = 4096  # launches of kernels in a round, at most: the host keeps ahead of them
+_MAX_STALL_FRACTION: Final = 0.99  # part of their time that kernels stand still, so that p is finite
+_MIN_CLOCK_HZ: Final = 2e9  # cycles per second, at least what GPUs run at; a lower clock waits longer
+_PAUSE_RATIO: Final = 1.5  # times what queuing took last
+_INITIAL_QUEUING_SECONDS: Final = 5e-3  # seconds that it may take, before it was seen
+_MAX_PAUSE_SECONDS: Final = 0.5  # seconds that the GPU is kept waiting, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class OverlapTimes:
     """A kernel and a collective alone and beside each other: one run, one call; None: was not measured."""
 
-    alone: TimeStatistics
-    together: TimeStatistics
-    call_alone: TimeStatistics
-    call_together: TimeStatistics | None
+    kernel_isolated: TimeStatistics
+    kernel_overlapped: TimeStatistics
+    call_isolated: TimeStatistics
+    call_overlapped: TimeStatistics | None
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelAction:
     """What runs a kernel once, and how many launches that is."""
 
     run: Action
     launches: int = 1
 
 
-class Sides(Protocol):
+class ContentionBenchmark(Protocol):
     """Runs a kernel and a collective side by side on one rank; all ranks call it alike."""
 
-    def together(self, work: Work, lap: Lap) -> Together | None:
+    def measure(self, kernel: KernelAction, iteration: CollectiveIteration) -> OverlapTimes | None:
         """What both take; None where they did not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
-class LostTime:
+class CpuContentionBenchmark:
     """On a CPU, by the time that kernels lose."""
 
     device: TorchDevice
     rounds: int
 
-    def together(self, work: Work, lap: Lap) -> Together:
+    def measure(self, kernel: KernelAction, iteration: CollectiveIteration) -> OverlapTimes:
         """So many rounds of kernels alone and beside collectives, which are timed alone before each."""
-        self._spent(lap.run)
-        calls = math.ceil(min(_CALLS, _LASTING / self._spent(lap.run)))
-        rounds = [self._round(work.run, lap, calls) for _ in range(self.rounds)]
-        once = median(alone for alone, _, _ in rounds)
-        together = [once / (1.0 - lost) for _, lost, _ in rounds]  # 1 + p = 1 / (1 - lost)
-        alone = spread([moving / (calls * lap.trips) for _, _, moving in rounds])
-        return Together(spread([once]), spread(together), alone, None)
+        self._slowest_rank_seconds(iteration.run)
+        calls = math.ceil(min(_MIN_CALLS, _MIN_CALLS_SECONDS / self._slowest_rank_seconds(iteration.run)))
+        rounds = [self._round(kernel.run, iteration, calls) for _ in range(self.rounds)]
+        kernel_seconds = median(call_isolated for call_isolated, _, _ in rounds)
+        overlapped = [kernel_seconds / (1.0 - stall) for _, stall, _ in rounds]  # 1 + p = 1 / (1 - lost)
+        call_isolated = time_statistics(
+            [calls_seconds / (calls * iteration.transfer_count) for _, _, calls_seconds in rounds]
+        )
+        return OverlapTimes(time_statistics([kernel_seconds]), time_statistics(overlapped), call_isolated, None)
 
-    def _round(self, run: Action, lap: Lap, calls: int) -> tuple[Seconds, float, Seconds]:
+    def _round(self, run: Action, iteration: CollectiveIteration, calls: int) -> tuple[Seconds, float, Seconds]:
         """Seconds of a kernel alone, the part of the collectives' time that kernels lose, and this time alone."""
-        moving = self._spent(lambda: _repeat(lap.run, calls))
-        once = self._spent(lambda: _repeat(run, _CALLS)) / _CALLS
-        count = max(1, round(_BESIDE * moving / once))
-        alone = self._spent(lambda: _repeat(run, count))
-        together = self._spent(lambda: _beside(lambda: _repeat(lap.run, calls), lambda: _repeat(run, count)))
-        return alone / count, min(max(0.0, (together - alone) / moving), _MOST), moving
+        calls_seconds = self._slowest_rank_seconds(lambda: _repeat(iteration.run, calls))
+        kernel_seconds = self._slowest_rank_seconds(lambda: _repeat(run, _MIN_CALLS)) / _MIN_CALLS
+        count = max(1, round(_KERNEL_TIME_RATIO * calls_seconds / kernel_seconds))
+        isolated = self._slowest_rank_seconds(lambda: _repeat(run, count))
+        overlapped = self._slowest_rank_seconds(
+            lambda: _run_concurrently(lambda: _repeat(iteration.run, calls), lambda: _repeat(run, count))
+        )
+        return (
+            isolated / count,
+            min(max(0.0, (overlapped - isolated) / calls_seconds), _MAX_STALL_FRACTION),
+            calls_seconds,
+        )
 
-    def _spent(self, work: Callable[[], object]) -> Seconds:
+    def _slowest_rank_seconds(self, action: Callable[[], object]) -> Seconds:
         """Seconds of the slowest rank, so that all ranks decide alike."""
         dist.barrier()
-        began = perf_counter()
-        work()
-        return float(largest(torch.tensor([perf_counter() - began], dtype=torch.float64), self.device.torch)[0])
+        start_time = perf_counter()
+        action()
+        return float(
+            max_over_ranks(torch.tensor([perf_counter() - start_time], dtype=torch.float64), self.device.torch)[0]
+        )
 
 
-def _beside(move: Action, compute: Action) -> None:
+def _run_concurrently(communicate: Action, compute: Action) -> None:
     """Compute here, while another thread waits for collectives."""
     with ThreadPoolExecutor(1) as thread:
-        moved = thread.submit(move)
+        future = thread.submit(communicate)
         compute()
-        moved.result()
+        future.result()
 
 
 def _repeat(run: Callable[[], object], count: int) -> None:
@@ -121,125 +131,156 @@ def _repeat(run: Callable[[], object], count: int) -> None:
 
 
 @dataclass(slots=True)
-class SideBySide:
+class GpuContentionBenchmark:
     """On a GPU, by the events of two streams. queuing: seconds that queuing a round took last."""
 
     device: TorchDevice
     rounds: int
-    queuing: Seconds = _FIRST
+    queuing_seconds: Seconds = _INITIAL_QUEUING_SECONDS
     stream: torch.cuda.Stream = field(init=False)
 
     def __post_init__(self) -> None:
         self.stream = torch.cuda.Stream(self.device.torch)  # type: ignore[no-untyped-call]
 
-    def together(self, work: Work, lap: Lap) -> Together | None:
+    def measure(self, kernel: KernelAction, iteration: CollectiveIteration) -> OverlapTimes | None:
         """Rounds of kernels alone, of collectives alone, and of both."""
-        least_of = _Turn(work.run, _KERNELS, 1), _Calls(lap, _CALLS)
-        self._round(*least_of)  # warm
-        once, call = self._known(self._alone(*least_of))
-        calls = max(_CALLS, math.ceil(max(_LASTING, _KERNELS * once) / call))
-        group = max(1, math.ceil(_GROUP / once))
-        groups = math.ceil(_BESIDE * calls * call / (group * once))
-        most = max(_KERNELS, _QUEUED // (group * work.launches))
-        turn, moving = _Turn(work.run, min(max(groups, _KERNELS), most), group), _Calls(lap, calls)
-        alone = [self._known(self._alone(turn, moving)) for _ in range(self.rounds)]
-        both = [self._both(turn, moving) for _ in range(self.rounds)]
-        (kernels, moves), (slowed, hindered) = zip(*alone, strict=True), zip(*both, strict=True)
-        together, call_together = _spread(slowed), _spread(hindered)
-        return None if together is None else Together(spread(kernels), together, spread(moves), call_together)
+        shortest_round = _KernelGroups(kernel.run, _MIN_KERNELS, 1), _CallSequence(iteration, _MIN_CALLS)
+        self._round(*shortest_round)  # warm
+        kernel_seconds, call_seconds = self._slowest_rank(self._measure_isolated(*shortest_round))
+        call_count = max(_MIN_CALLS, math.ceil(max(_MIN_CALLS_SECONDS, _MIN_KERNELS * kernel_seconds) / call_seconds))
+        group_size = max(1, math.ceil(_MIN_GROUP_SECONDS / kernel_seconds))
+        group_count = math.ceil(_KERNEL_TIME_RATIO * call_count * call_seconds / (group_size * kernel_seconds))
+        max_groups = max(_MIN_KERNELS, _MAX_QUEUED_LAUNCHES // (group_size * kernel.launches))
+        kernel_groups, call_sequence = (
+            _KernelGroups(kernel.run, min(max(group_count, _MIN_KERNELS), max_groups), group_size),
+            _CallSequence(iteration, call_count),
+        )
+        isolated = [
+            self._slowest_rank(self._measure_isolated(kernel_groups, call_sequence)) for _ in range(self.rounds)
+        ]
+        overlapped = [self._measure_overlapped(kernel_groups, call_sequence) for _ in range(self.rounds)]
+        (kernels_isolated, calls_isolated), (kernels_overlapped, calls_overlapped) = (
+            zip(*isolated, strict=True),
+            zip(*overlapped, strict=True),
+        )
+        kernel_overlapped, call_overlapped = (
+            _statistics_or_none(kernels_overlapped),
+            _statistics_or_none(calls_overlapped),
+        )
+        return (
+            None
+            if kernel_overlapped is None
+            else OverlapTimes(
+                time_statistics(kernels_isolated), kernel_overlapped, time_statistics(calls_isolated), call_overlapped
+            )
+        )
 
-    def _alone(self, turn: "_Turn", calls: "_Calls") -> tuple[Seconds, Seconds]:
+    def _measure_isolated(self, kernel_groups: "_KernelGroups", calls: "_CallSequence") -> tuple[Seconds, Seconds]:
         """Medians of kernels and of calls, each without the other."""
-        kernels, _ = self._round(turn, replace(calls, count=0))
-        _, moved = self._round(replace(turn, groups=0), calls)
-        return _median(kernels) / turn.runs, _median(moved) / calls.lap.trips
+        kernel_ends, _ = self._round(kernel_groups, replace(calls, count=0))
+        _, call_ends = self._round(replace(kernel_groups, group_count=0), calls)
+        return _median_duration(kernel_ends) / kernel_groups.runs_per_group, _median_duration(
+            call_ends
+        ) / calls.iteration.transfer_count
 
-    def _both(self, turn: "_Turn", calls: "_Calls") -> tuple[Seconds | None, Seconds | None]:
+    def _measure_overlapped(
+        self, kernel_groups: "_KernelGroups", calls: "_CallSequence"
+    ) -> tuple[Seconds | None, Seconds | None]:
         """Medians of kernels beside calls and of calls beside kernels; None where there were none on some rank."""
-        kernels, moved = self._round(turn, calls)
-        inside, covered = within(kernels, moved[1:]), within(moved, kernels)
-        first, second = self._known((median(inside or [0.0]) / turn.runs, median(covered or [0.0]) / calls.lap.trips))
-        return first if self._everywhere(inside) else None, second if self._everywhere(covered) else None
+        kernel_ends, call_ends = self._round(kernel_groups, calls)
+        overlapped_kernels, overlapped_calls = (
+            durations_within(kernel_ends, call_ends[1:]),
+            durations_within(call_ends, kernel_ends),
+        )
+        kernel_seconds, call_seconds = self._slowest_rank(
+            (
+                median(overlapped_kernels or [0.0]) / kernel_groups.runs_per_group,
+                median(overlapped_calls or [0.0]) / calls.iteration.transfer_count,
+            )
+        )
+        return kernel_seconds if self._is_nonempty_on_all_ranks(
+            overlapped_kernels
+        ) else None, call_seconds if self._is_nonempty_on_all_ranks(overlapped_calls) else None
 
-    def _everywhere(self, found: Sequence[Seconds]) -> bool:
-        return least(float(bool(found)), self.device.torch) == 1.0
+    def _is_nonempty_on_all_ranks(self, durations: Sequence[Seconds]) -> bool:
+        return min_over_ranks(float(bool(durations)), self.device.torch) == 1.0
 
-    def _known(self, mine: tuple[Seconds, Seconds]) -> tuple[Seconds, Seconds]:
+    def _slowest_rank(self, durations: tuple[Seconds, Seconds]) -> tuple[Seconds, Seconds]:
         """The slowest rank's, so that all ranks decide alike."""
-        first, second = largest(torch.tensor(mine, dtype=torch.float64), self.device.torch).tolist()
+        first, second = max_over_ranks(torch.tensor(durations, dtype=torch.float64), self.device.torch).tolist()
         return first, second
 
-    def _round(self, turn: "_Turn", calls: "_Calls") -> tuple[list[Seconds], list[Seconds]]:
+    def _round(self, kernel_groups: "_KernelGroups", calls: "_CallSequence") -> tuple[list[Seconds], list[Seconds]]:
         """When groups of kernels, and calls, ended, from when the kernels began; the first is when they began.
 
         All is queued behind a pause, and behind an all-reduce of one number that holds the GPUs together.
         """
         device = self.device.torch
         torch.cuda.synchronize(device)
-        torch.cuda._sleep(int(_CLOCK * min(_LONGEST, _AHEAD * self.queuing)))  # type: ignore[no-untyped-call]
-        began = perf_counter()
+        torch.cuda._sleep(int(_MIN_CLOCK_HZ * min(_MAX_PAUSE_SECONDS, _PAUSE_RATIO * self.queuing_seconds)))  # type: ignore[no-untyped-call]
+        start_time = perf_counter()
         dist.all_reduce(torch.zeros(1, device=device))
-        origin = _marked()
-        kernels = [origin, *turn.queue(min(turn.groups, 1))]
-        self.stream.wait_event(kernels[-1])  # kernels run before
+        origin = _record_event()
+        kernel_events = [origin, *kernel_groups.enqueue(min(kernel_groups.group_count, 1))]
+        self.stream.wait_event(kernel_events[-1])  # kernels run before
         with torch.cuda.stream(self.stream):
-            moved = [_marked(), *calls.queue()]
-        kernels += turn.queue(turn.groups - 1)
-        torch.cuda.current_stream(device).wait_event(moved[-1])
-        self.queuing = perf_counter() - began
+            call_events = [_record_event(), *calls.enqueue()]
+        kernel_events += kernel_groups.enqueue(kernel_groups.group_count - 1)
+        torch.cuda.current_stream(device).wait_event(call_events[-1])
+        self.queuing_seconds = perf_counter() - start_time
         torch.cuda.synchronize(device)
-        return _since(origin, kernels), _since(origin, moved)
+        return _seconds_since(origin, kernel_events), _seconds_since(origin, call_events)
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _KernelGroups:
     """Groups of so many runs of a kernel, with an event after each."""
 
     run: Action
-    groups: int
-    runs: int
+    group_count: int
+    runs_per_group: int
 
-    def queue(self, groups: int) -> Iterator[torch.cuda.Event]:
+    def enqueue(self, count: int) -> Iterator[torch.cuda.Event]:
         """Queue so many groups on the current stream."""
-        for _ in range(groups):
-            _repeat(self.run, self.runs)
-            yield _marked()
+        for _ in range(count):
+            _repeat(self.run, self.runs_per_group)
+            yield _record_event()
 
 
 @dataclass(frozen=True, slots=True)
-class _Calls:
+class _CallSequence:
     """So many calls of a collective, with an event after each."""
 
-    lap: Lap
+    iteration: CollectiveIteration
     count: int
 
-    def queue(self) -> Iterator[torch.cuda.Event]:
+    def enqueue(self) -> Iterator[torch.cuda.Event]:
         """Queue them on the current stream."""
         for _ in range(self.count):
-            self.lap.run()
-            yield _marked()
+            self.iteration.run()
+            yield _record_event()
 
 
-def within(marks: Sequence[Seconds], others: Sequence[Seconds]) -> list[Seconds]:
+def durations_within(marks: Sequence[Seconds], window_marks: Sequence[Seconds]) -> list[Seconds]:
     """What lasts from each mark to the next, where that is while others last."""
-    return [end - begin for begin, end in pairwise(marks) if others[0] <= begin and end <= others[-1]]
+    return [end - begin for begin, end in pairwise(marks) if window_marks[0] <= begin and end <= window_marks[-1]]
 
 
-def _spread(samples: Sequence[Seconds | None]) -> TimeStatistics | None:
+def _statistics_or_none(samples: Sequence[Seconds | None]) -> TimeStatistics | None:
     """Of all samples; None where one is missing."""
-    found = [sample for sample in samples if sample is not None]
-    return spread(found) if len(found) == len(samples) else None
+    present = [sample for sample in samples if sample is not None]
+    return time_statistics(present) if len(present) == len(samples) else None
 
 
-def _median(marks: Sequence[Seconds]) -> Seconds:
+def _median_duration(marks: Sequence[Seconds]) -> Seconds:
     return median(end - begin for begin, end in pairwise(marks))
 
 
-def _since(origin: torch.cuda.Event, events: Sequence[torch.cuda.Event]) -> list[Seconds]:
+def _seconds_since(origin: torch.cuda.Event, events: Sequence[torch.cuda.Event]) -> list[Seconds]:
     return [1e-3 * origin.elapsed_time(event) for event in events]
 
 
-def _marked() -> torch.cuda.Event:
+def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

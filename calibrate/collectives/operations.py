@@ -17,24 +17,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrate.collectives.timing import Lap
-from calibrate.kernels.pytorch_ops.random_tensors import TORCH
+from calibrate.collectives.timing import CollectiveIteration
+from calibrate.kernels.pytorch_ops.random_tensors import TORCH_DTYPES
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.program.task import CollectiveType
 
-ITEM: Final = 4  # bytes of an FP32 number
-_EXACT: Final = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}  # integers that are held exactly
-COPIES: Final = 2.0  # buffers of a whole payload that a rank needs, at most
-_PERIOD: Final = 251  # of the pattern in the buffers; a prime, so that no part looks like another
+FP32_BYTES: Final = 4  # bytes of an FP32 number
+_MAX_EXACT_INTEGER: Final = {
+    torch.float32: 2**24,
+    torch.float16: 2**11,
+    torch.bfloat16: 2**8,
+}  # integers that are held exactly
+MAX_BUFFERS: Final = 2.0  # buffers of a whole payload that a rank needs, at most
+_PATTERN_PERIOD: Final = 251  # of the pattern in the buffers; a prime, so that no part looks like another
 
 # named anew in torch 2.13, which warns of the older names
-gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """The place of this rank in a group. group: the process group's handle; ranks: numbers in the world.
 
     dtype: of the numbers that are moved; shares: what each member of an all-to-all gets over an even part; none: that.
@@ -42,192 +46,213 @@ class Member:
 
     group: Any
     ranks: tuple[int, ...]
-    place: int
+    index: int
     device: torch.device
     dtype: torch.dtype = torch.float32
     shares: tuple[float, ...] = ()
 
-    def of(self, form: DType, shares: tuple[float, ...] = ()) -> "Member":
+    def with_format(self, dtype: DType, shares: tuple[float, ...] = ()) -> "GroupMember":
         """The same with numbers of another format, or uneven parts."""
-        return replace(self, dtype=TORCH[form], shares=shares)
+        return replace(self, dtype=TORCH_DTYPES[dtype], shares=shares)
 
     @property
-    def first(self) -> bool:
+    def is_root(self) -> bool:
         """Whether it is the root of what has one."""
-        return self.place == 0
+        return self.index == 0
 
-    def part(self, payload: Bytes) -> int:
+    def shard_numel(self, payload: Bytes) -> int:
         """Numbers in each member's part of a payload."""
         return max(1, round(-(-payload // (self.dtype.itemsize * len(self.ranks)))))
 
-    def parts(self, payload: Bytes) -> list[int]:
+    def shard_numels(self, payload: Bytes) -> list[int]:
         """Numbers in the part that each member gets of a payload."""
-        even = self.part(payload)
-        return [round(share * even) for share in self.shares] or [even] * len(self.ranks)
+        balanced = self.shard_numel(payload)
+        return [round(share * balanced) for share in self.shares] or [balanced] * len(self.ranks)
 
-    def whole(self, payload: Bytes) -> int:
+    def payload_numel(self, payload: Bytes) -> int:
         """Numbers in a payload."""
         return max(1, round(-(-payload // self.dtype.itemsize)))
 
-    def numbers(self, place: int, count: int) -> Tensor:
+    def test_pattern(self, index: int, count: int) -> Tensor:
         """[count] numbers that tell whose they are and where they stand, as far as the sum of all has room for that."""
-        exact, size = _EXACT[self.dtype], len(self.ranks)
-        below = max(2, exact // size) if place < exact else 1  # of more members than that the others give zeros
-        pattern = (torch.arange(_PERIOD, device=self.device) + (place + 1)) % below
-        return pattern.to(self.dtype).repeat(-(-count // _PERIOD))[:count]
+        max_exact, size = _MAX_EXACT_INTEGER[self.dtype], len(self.ranks)
+        modulus = (
+            max(2, max_exact // size) if index < max_exact else 1
+        )  # of more members than that the others give zeros
+        pattern = (torch.arange(_PATTERN_PERIOD, device=self.device) + (index + 1)) % modulus
+        return pattern.to(self.dtype).repeat(-(-count // _PATTERN_PERIOD))[:count]
 
-    def sums(self, count: int) -> Tensor:
+    def expected_sum(self, count: int) -> Tensor:
         """The sum of all members' numbers."""
-        total = self.numbers(0, count)
-        for place in range(1, len(self.ranks)):
-            total = total + self.numbers(place, count)
+        total = self.test_pattern(0, count)
+        for index in range(1, len(self.ranks)):
+            total = total + self.test_pattern(index, count)
         return total
 
-    def room(self, count: int) -> Tensor:
+    def zero_buffer(self, count: int) -> Tensor:
         """[count] numbers that are yet to come."""
         return torch.zeros(count, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedCollective:
     """A collective ready to be called. result: where it is left; expected: what it then holds; None: nothing here."""
 
-    lap: Lap
+    iteration: CollectiveIteration
     result: Tensor | None
     expected: Callable[[], Tensor]
 
     @property
-    def right(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether the result is what it must be; after one call."""
         return self.result is None or torch.equal(self.result, self.expected())
 
 
-def _part(member: Member, place: int, count: int) -> Tensor:
+def _expected_shard(member: GroupMember, source: int, count: int) -> Tensor:
     """What is meant for this member in the whole buffer of another."""
     size = len(member.ranks)
-    return member.numbers(place, count * size).view(size, count)[member.place]
+    return member.test_pattern(source, count * size).view(size, count)[member.index]
 
 
-def _split(member: Member, place: int, parts: list[int]) -> Tensor:
+def _expected_uneven_shard(member: GroupMember, source: int, numels: list[int]) -> Tensor:
     """The same where parts are of different sizes."""
-    return torch.split(member.numbers(place, sum(parts)), parts)[member.place]
+    return torch.split(member.test_pattern(source, sum(numels)), numels)[member.index]
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     """No preparation: the call leaves what it reads as it was."""
 
 
-def _all_reduce(member: Member, payload: Bytes) -> Prepared:
-    source = member.numbers(member.place, member.whole(payload))
+def _prepare_all_reduce(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    source = member.test_pattern(member.index, member.payload_numel(payload))
     buffer = torch.empty_like(source)
-    lap = Lap(lambda: buffer.copy_(source), lambda: dist.all_reduce(buffer, group=member.group))
-    return Prepared(lap, buffer, lambda: member.sums(len(buffer)))
+    iteration = CollectiveIteration(lambda: buffer.copy_(source), lambda: dist.all_reduce(buffer, group=member.group))
+    return PreparedCollective(iteration, buffer, lambda: member.expected_sum(len(buffer)))
 
 
-def _reduce(member: Member, payload: Bytes) -> Prepared:
-    source = member.numbers(member.place, member.whole(payload))
+def _prepare_reduce(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    source = member.test_pattern(member.index, member.payload_numel(payload))
     buffer, root = torch.empty_like(source), member.ranks[0]
-    lap = Lap(lambda: buffer.copy_(source), lambda: dist.reduce(buffer, root, group=member.group))
-    return Prepared(lap, buffer if member.first else None, lambda: member.sums(len(buffer)))
+    iteration = CollectiveIteration(lambda: buffer.copy_(source), lambda: dist.reduce(buffer, root, group=member.group))
+    return PreparedCollective(iteration, buffer if member.is_root else None, lambda: member.expected_sum(len(buffer)))
 
 
-def _broadcast(member: Member, payload: Bytes) -> Prepared:
-    buffer, root = member.numbers(member.place, member.whole(payload)), member.ranks[0]
-    lap = Lap(_nothing, lambda: dist.broadcast(buffer, root, group=member.group))
-    return Prepared(lap, buffer, lambda: member.numbers(0, len(buffer)))
+def _prepare_broadcast(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    buffer, root = member.test_pattern(member.index, member.payload_numel(payload)), member.ranks[0]
+    iteration = CollectiveIteration(_no_op, lambda: dist.broadcast(buffer, root, group=member.group))
+    return PreparedCollective(iteration, buffer, lambda: member.test_pattern(0, len(buffer)))
 
 
-def _all_gather(member: Member, payload: Bytes) -> Prepared:
-    count = member.part(payload)
-    part, whole = member.numbers(member.place, count), member.room(count * len(member.ranks))
-    lap = Lap(_nothing, lambda: gather_parts(whole, part, group=member.group))
-    return Prepared(lap, whole, lambda: torch.cat([member.numbers(place, count) for place in range(len(member.ranks))]))
+def _prepare_all_gather(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    count = member.shard_numel(payload)
+    shard, gathered = member.test_pattern(member.index, count), member.zero_buffer(count * len(member.ranks))
+    iteration = CollectiveIteration(_no_op, lambda: all_gather_tensor(gathered, shard, group=member.group))
+    return PreparedCollective(
+        iteration,
+        gathered,
+        lambda: torch.cat([member.test_pattern(index, count) for index in range(len(member.ranks))]),
+    )
 
 
-def _reduce_scatter(member: Member, payload: Bytes) -> Prepared:
-    count, size = member.part(payload), len(member.ranks)
-    whole, part = member.numbers(member.place, count * size), member.room(count)
-    lap = Lap(_nothing, lambda: _reduce_parts(part, whole, group=member.group))
-    return Prepared(lap, part, lambda: member.sums(count * size).view(size, count)[member.place])
+def _prepare_reduce_scatter(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    count, size = member.shard_numel(payload), len(member.ranks)
+    full, shard = member.test_pattern(member.index, count * size), member.zero_buffer(count)
+    iteration = CollectiveIteration(_no_op, lambda: _reduce_scatter_tensor(shard, full, group=member.group))
+    return PreparedCollective(
+        iteration, shard, lambda: member.expected_sum(count * size).view(size, count)[member.index]
+    )
 
 
-def _all_to_all(member: Member, payload: Bytes) -> Prepared:
+def _prepare_all_to_all(member: GroupMember, payload: Bytes) -> PreparedCollective:
     """With the sizes of parts, as dispatchers of tokens call it, where these are uneven."""
-    parts, size = member.parts(payload), len(member.ranks)
-    given, taken = member.numbers(member.place, sum(parts)), member.room(parts[member.place] * size)
-    comes, goes = ([parts[member.place]] * size, parts) if member.shares else (None, None)
-    lap = Lap(_nothing, lambda: dist.all_to_all_single(taken, given, comes, goes, member.group))
-    return Prepared(lap, taken, lambda: torch.cat([_split(member, place, parts) for place in range(size)]))
+    numels, size = member.shard_numels(payload), len(member.ranks)
+    sent, received = member.test_pattern(member.index, sum(numels)), member.zero_buffer(numels[member.index] * size)
+    output_splits, input_splits = ([numels[member.index]] * size, numels) if member.shares else (None, None)
+    iteration = CollectiveIteration(
+        _no_op, lambda: dist.all_to_all_single(received, sent, output_splits, input_splits, member.group)
+    )
+    return PreparedCollective(
+        iteration, received, lambda: torch.cat([_expected_uneven_shard(member, index, numels) for index in range(size)])
+    )
 
 
-def _scatter(member: Member, payload: Bytes) -> Prepared:
-    count, size = member.part(payload), len(member.ranks)
-    part, root = member.room(count), member.ranks[0]
-    parts = list(member.numbers(0, count * size).view(size, count)) if member.first else None
-    lap = Lap(_nothing, lambda: dist.scatter(part, parts, root, group=member.group))
-    return Prepared(lap, part, lambda: _part(member, 0, count))
+def _prepare_scatter(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    count, size = member.shard_numel(payload), len(member.ranks)
+    shard, root = member.zero_buffer(count), member.ranks[0]
+    shards = list(member.test_pattern(0, count * size).view(size, count)) if member.is_root else None
+    iteration = CollectiveIteration(_no_op, lambda: dist.scatter(shard, shards, root, group=member.group))
+    return PreparedCollective(iteration, shard, lambda: _expected_shard(member, 0, count))
 
 
-def _gather(member: Member, payload: Bytes) -> Prepared:
-    count, size = member.part(payload), len(member.ranks)
-    part, root = member.numbers(member.place, count), member.ranks[0]
-    whole = member.room(count * size) if member.first else None
-    parts = None if whole is None else list(whole.view(size, count))
-    lap = Lap(_nothing, lambda: dist.gather(part, parts, root, group=member.group))
-    return Prepared(lap, whole, lambda: torch.cat([member.numbers(place, count) for place in range(size)]))
+def _prepare_gather(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    count, size = member.shard_numel(payload), len(member.ranks)
+    shard, root = member.test_pattern(member.index, count), member.ranks[0]
+    gathered = member.zero_buffer(count * size) if member.is_root else None
+    shards = None if gathered is None else list(gathered.view(size, count))
+    iteration = CollectiveIteration(_no_op, lambda: dist.gather(shard, shards, root, group=member.group))
+    return PreparedCollective(
+        iteration, gathered, lambda: torch.cat([member.test_pattern(index, count) for index in range(size)])
+    )
 
 
-def _send_recv(member: Member, payload: Bytes) -> Prepared:
-    sent, received = member.numbers(member.place, member.whole(payload)), member.room(member.whole(payload))
-    other = member.ranks[1 - member.place]
+def _prepare_send_recv(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    sent, received = (
+        member.test_pattern(member.index, member.payload_numel(payload)),
+        member.zero_buffer(member.payload_numel(payload)),
+    )
+    peer = member.ranks[1 - member.index]
 
-    def there_and_back() -> None:
-        if member.first:
-            dist.send(sent, other, group=member.group)
-        dist.recv(received, other, group=member.group)
-        if not member.first:
-            dist.send(sent, other, group=member.group)
+    def ping_pong() -> None:
+        if member.is_root:
+            dist.send(sent, peer, group=member.group)
+        dist.recv(received, peer, group=member.group)
+        if not member.is_root:
+            dist.send(sent, peer, group=member.group)
 
-    lap = Lap(_nothing, there_and_back, trips=2)
-    return Prepared(lap, received, lambda: member.numbers(1 - member.place, len(sent)))
+    iteration = CollectiveIteration(_no_op, ping_pong, transfer_count=2)
+    return PreparedCollective(iteration, received, lambda: member.test_pattern(1 - member.index, len(sent)))
 
 
-def _shift(member: Member, payload: Bytes) -> Prepared:
-    count, size = member.part(payload), len(member.ranks)
-    parts = [member.numbers(member.place, count), member.room(count), member.room(count)]
-    after, before = (member.ranks[(member.place + step) % size] for step in (1, -1))
+def _prepare_shift(member: GroupMember, payload: Bytes) -> PreparedCollective:
+    count, size = member.shard_numel(payload), len(member.ranks)
+    buffers = [member.test_pattern(member.index, count), member.zero_buffer(count), member.zero_buffer(count)]
+    next_rank, previous_rank = (member.ranks[(member.index + step) % size] for step in (1, -1))
 
-    def around() -> None:
-        for sent, received in _rounds(parts, size):
-            give = dist.P2POp(dist.isend, sent, after, member.group)
-            take = dist.P2POp(dist.irecv, received, before, member.group)
-            for work in dist.batch_isend_irecv([give, take]):
+    def rotate_once() -> None:
+        for sent, received in _shift_steps(buffers, size):
+            send_op = dist.P2POp(dist.isend, sent, next_rank, member.group)
+            receive_op = dist.P2POp(dist.irecv, received, previous_rank, member.group)
+            for work in dist.batch_isend_irecv([send_op, receive_op]):
                 work.wait()
 
-    *_, (_, last) = _rounds(parts, size)
-    return Prepared(Lap(_nothing, around), last, lambda: member.numbers((member.place + 1) % size, count))
+    *_, (_, final_buffer) = _shift_steps(buffers, size)
+    return PreparedCollective(
+        CollectiveIteration(_no_op, rotate_once),
+        final_buffer,
+        lambda: member.test_pattern((member.index + 1) % size, count),
+    )
 
 
-def _rounds(parts: list[Tensor], size: int) -> list[tuple[Tensor, Tensor]]:
+def _shift_steps(buffers: list[Tensor], size: int) -> list[tuple[Tensor, Tensor]]:
     """What is sent and what is received in each round: one's own part, then what came in, the other two in turn."""
-    held = [parts[0], *(parts[1 + turn % 2] for turn in range(size - 1))]
-    return list(pairwise(held))
+    buffer_order = [buffers[0], *(buffers[1 + step % 2] for step in range(size - 1))]
+    return list(pairwise(buffer_order))
 
 
-_CALLS: Final[Mapping[CollectiveType, Callable[[Member, Bytes], Prepared]]] = {
-    CollectiveType.ALL_REDUCE: _all_reduce,
-    CollectiveType.ALL_GATHER: _all_gather,
-    CollectiveType.REDUCE_SCATTER: _reduce_scatter,
-    CollectiveType.BROADCAST: _broadcast,
-    CollectiveType.REDUCE: _reduce,
-    CollectiveType.SCATTER: _scatter,
-    CollectiveType.GATHER: _gather,
-    CollectiveType.ALL_TO_ALL: _all_to_all,
-    CollectiveType.SEND_RECV: _send_recv,
-    CollectiveType.SHIFT: _shift,
+_PREPARERS: Final[Mapping[CollectiveType, Callable[[GroupMember, Bytes], PreparedCollective]]] = {
+    CollectiveType.ALL_REDUCE: _prepare_all_reduce,
+    CollectiveType.ALL_GATHER: _prepare_all_gather,
+    CollectiveType.REDUCE_SCATTER: _prepare_reduce_scatter,
+    CollectiveType.BROADCAST: _prepare_broadcast,
+    CollectiveType.REDUCE: _prepare_reduce,
+    CollectiveType.SCATTER: _prepare_scatter,
+    CollectiveType.GATHER: _prepare_gather,
+    CollectiveType.ALL_TO_ALL: _prepare_all_to_all,
+    CollectiveType.SEND_RECV: _prepare_send_recv,
+    CollectiveType.SHIFT: _prepare_shift,
 }
 
 
-def prepared(collective: CollectiveType, member: Member, payload: Bytes) -> Prepared:
+def prepare_collective(collective: CollectiveType, member: GroupMember, payload: Bytes) -> PreparedCollective:
     """A collective with buffers for a payload."""
-    return _CALLS[collective](member, payload)
+    return _PREPARERS[collective](member, payload)

@@ -12,24 +12,24 @@ from clustersim.cost.calibration_record import CalibrationRecord, merge_records
 from clustersim.cost.record_file import read_record
 
 
-def added(record: CalibrationRecord, output: Path | None) -> CalibrationRecord:
+def add_to_record(record: CalibrationRecord, output: Path | None) -> CalibrationRecord:
     """The record, on top of what the file holds if it is there; raise InputError where that is of another device."""
     if output is None or not output.exists():
         return record
-    there = read_record(output)
-    before, now = there.conditions, record.conditions
+    existing = read_record(output)
+    old_conditions, new_conditions = existing.conditions, record.conditions
     conditions = replace(
-        now,
-        processes=before.processes,  # that measured the kernels
-        method=_both(before.method, now.method),
-        command=_both(before.command, now.command),
+        new_conditions,
+        processes=old_conditions.processes,  # that measured the kernels
+        method=_join_texts(old_conditions.method, new_conditions.method),
+        command=_join_texts(old_conditions.command, new_conditions.command),
     )
     try:
-        return replace(merge_records(there, replace(record, conditions=conditions)), kernel_fit=there.kernel_fit)
+        return replace(merge_records(existing, replace(record, conditions=conditions)), kernel_fit=existing.kernel_fit)
     except InputError as error:
         raise InputError(f"{output}: {error}") from error
 
 
-def _both(first: str, second: str) -> str:
+def _join_texts(first: str, second: str) -> str:
     """Both texts, or one of them where it says all."""
     return first if second in first else f"{first}; {second}" if first else second

@@ -13,9 +13,21 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from calibrate.collectives.operations import COPIES, ITEM, Member, Prepared, prepared
-from calibrate.collectives.process_groups import World, formed, joined_world, least
-from calibrate.collectives.timing import Clock, DeviceClock, HostClock, Lap, timed
+from calibrate.collectives.operations import (
+    FP32_BYTES,
+    MAX_BUFFERS,
+    GroupMember,
+    PreparedCollective,
+    prepare_collective,
+)
+from calibrate.collectives.process_groups import World, current_world, min_over_ranks, temporary_group
+from calibrate.collectives.timing import (
+    CollectiveIteration,
+    DeviceIterationTimer,
+    HostIterationTimer,
+    IterationTimer,
+    time_collective,
+)
 from calibrate.devices.device import TorchDevice
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
@@ -25,170 +37,187 @@ from clustersim.program.task import CollectiveType
 
 T = TypeVar("T")
 
-_CHECKED: Final = 1000 * ITEM  # bytes of each member's part in a check
-_USABLE: Final = 0.8  # of the memory that is free
+_CHECK_SHARD_BYTES: Final = 1000 * FP32_BYTES  # bytes of each member's part in a check
+_USABLE_MEMORY_FRACTION: Final = 0.8  # of the memory that is free
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedCall:
     """A call that was not measured, and why."""
 
     call: CollectiveCall
-    why: str
+    reason: str
 
 
-def sweep(
-    calls: Sequence[CollectiveCall], device: TorchDevice, *, budget: Seconds | None, patience: Seconds
-) -> Iterator[CollectiveSample | Skipped]:
+def sweep_collectives(
+    calls: Sequence[CollectiveCall], device: TorchDevice, *, budget: Seconds | None, max_seconds_per_call: Seconds
+) -> Iterator[CollectiveSample | SkippedCall]:
     """Measure calls, in the order of their groups; every rank gets the same.
 
     device: where this rank's data lie; budget: seconds for all of them; patience: for each. Raise InputError where a
     collective gives a wrong result.
     """
-    world = joined_world()
-    end = None if budget is None else perf_counter() + budget
-    left = len(calls)
-    for (ranks, nodes), alike in _by_group(calls).items():
-        groups = world.groups(ranks, nodes)
+    world = current_world()
+    deadline = None if budget is None else perf_counter() + budget
+    remaining_count = len(calls)
+    for (ranks, nodes), group_calls in _calls_by_group_shape(calls).items():
+        groups = world.disjoint_groups(ranks, nodes)
         if not groups:
-            yield from (Skipped(call, _unfit(call, world)) for call in alike)
-            left -= len(alike)
+            yield from (SkippedCall(call, _does_not_fit_reason(call, world)) for call in group_calls)
+            remaining_count -= len(group_calls)
             continue
-        with formed(groups) as handle:
-            bench = _Bench(world, device, _member(handle, groups, world, device))
-            for call in alike:
-                share = patience if end is None else min(patience, least((end - perf_counter()) / left, device.torch))
-                yield bench.measured(call, share)
-                left -= 1
+        with temporary_group(groups) as handle:
+            bench = _CollectiveBench(world, device, _group_member(handle, groups, world, device))
+            for call in group_calls:
+                max_seconds = (
+                    max_seconds_per_call
+                    if deadline is None
+                    else min(
+                        max_seconds_per_call,
+                        min_over_ranks((deadline - perf_counter()) / remaining_count, device.torch),
+                    )
+                )
+                yield bench.measure(call, max_seconds)
+                remaining_count -= 1
 
 
-def laps(calls: Sequence[CollectiveCall], device: TorchDevice) -> Iterator[tuple[CollectiveCall, Lap | Skipped]]:
+def prepared_iterations(
+    calls: Sequence[CollectiveCall], device: TorchDevice
+) -> Iterator[tuple[CollectiveCall, CollectiveIteration | SkippedCall]]:
     """Calls ready to be run as often as their turn lasts, in the order of their groups, or why they are not."""
-    world = joined_world()
-    for (ranks, nodes), alike in _by_group(calls).items():
-        groups = world.groups(ranks, nodes)
+    world = current_world()
+    for (ranks, nodes), group_calls in _calls_by_group_shape(calls).items():
+        groups = world.disjoint_groups(ranks, nodes)
         if not groups:
-            yield from ((call, Skipped(call, _unfit(call, world))) for call in alike)
+            yield from ((call, SkippedCall(call, _does_not_fit_reason(call, world))) for call in group_calls)
             continue
-        with formed(groups) as handle:
-            bench = _Bench(world, device, _member(handle, groups, world, device))
-            for call in alike:
-                yield call, bench.ready(call)
+        with temporary_group(groups) as handle:
+            bench = _CollectiveBench(world, device, _group_member(handle, groups, world, device))
+            for call in group_calls:
+                yield call, bench.prepare_checked(call)
 
 
-def _by_group(calls: Sequence[CollectiveCall]) -> dict[tuple[int, int], list[CollectiveCall]]:
-    alike: dict[tuple[int, int], list[CollectiveCall]] = {}
+def _calls_by_group_shape(calls: Sequence[CollectiveCall]) -> dict[tuple[int, int], list[CollectiveCall]]:
+    calls_by_shape: dict[tuple[int, int], list[CollectiveCall]] = {}
     for call in calls:
-        alike.setdefault((call.ranks, call.nodes), []).append(call)
-    return alike
+        calls_by_shape.setdefault((call.ranks, call.nodes), []).append(call)
+    return calls_by_shape
 
 
-def _unfit(call: CollectiveCall, world: World) -> str:
-    return f"{_group(call)} do not fit the {world.ranks} processes on {_nodes(world.nodes)}"
+def _does_not_fit_reason(call: CollectiveCall, world: World) -> str:
+    return f"{_group_label(call)} do not fit the {world.world_size} processes on {_format_nodes(world.node_count)}"
 
 
-def _words(call: CollectiveCall) -> str:
+def _collective_label(call: CollectiveCall) -> str:
     return call.collective.value if call.format is DType.FP32 else f"{call.collective.value} in {call.format.value}"
 
 
-def _group(call: CollectiveCall) -> str:
-    return f"{call.ranks} ranks on {_nodes(call.nodes)}"
+def _group_label(call: CollectiveCall) -> str:
+    return f"{call.ranks} ranks on {_format_nodes(call.nodes)}"
 
 
-def _nodes(count: int) -> str:
+def _format_nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _member(handle: Any, groups: Sequence[tuple[int, ...]], world: World, device: TorchDevice) -> Member | None:
+def _group_member(
+    handle: Any, groups: Sequence[tuple[int, ...]], world: World, device: TorchDevice
+) -> GroupMember | None:
     """The place of this rank in the group that it belongs to."""
-    mine = next((ranks for ranks in groups if world.rank in ranks), None)
-    return None if mine is None else Member(handle, mine, mine.index(world.rank), device.torch)
+    group_ranks = next((ranks for ranks in groups if world.rank in ranks), None)
+    return (
+        None if group_ranks is None else GroupMember(handle, group_ranks, group_ranks.index(world.rank), device.torch)
+    )
 
 
 @dataclass(slots=True)
-class _Bench:
+class _CollectiveBench:
     """Calls of one shape of group, on one rank; member: None where it belongs to no group."""
 
     world: World
     device: TorchDevice
-    member: Member | None
+    member: GroupMember | None
     checked: set[tuple[CollectiveType, DType, tuple[float, ...]]] = field(default_factory=set)
 
-    def measured(self, call: CollectiveCall, patience: Seconds) -> CollectiveSample | Skipped:
+    def measure(self, call: CollectiveCall, max_seconds: Seconds) -> CollectiveSample | SkippedCall:
         """One call, or why not."""
-        if patience <= 0.0:
-            return Skipped(call, "the time was over; started again with the same record it goes on")
-        lap = self.ready(call)
-        if isinstance(lap, Skipped):
-            return lap
-        return CollectiveSample(call, timed(lap, self._clock(), self.device.torch, patience))
+        if max_seconds <= 0.0:
+            return SkippedCall(call, "the time was over; started again with the same record it goes on")
+        iteration = self.prepare_checked(call)
+        if isinstance(iteration, SkippedCall):
+            return iteration
+        return CollectiveSample(call, time_collective(iteration, self._timer(), self.device.torch, max_seconds))
 
-    def ready(self, call: CollectiveCall) -> Lap | Skipped:
+    def prepare_checked(self, call: CollectiveCall) -> CollectiveIteration | SkippedCall:
         """One call with its buffers, whose result is right, or why not."""
         if call.collective is CollectiveType.SEND_RECV and call.ranks != 2:
-            return Skipped(call, f"send_recv has 2 ranks, not {call.ranks}")
-        need, free = COPIES * call.payload * call.max_share, self._free()
-        if need > _USABLE * free:
-            return Skipped(call, f"{format_bytes(need)} of memory a process; {format_bytes(free)} are free")
-        lap = self._lap(call) if self._checked(call) else None
-        if lap is None:
-            return Skipped(call, f"{format_bytes(need)} of memory for each process could not be had")
-        return lap
+            return SkippedCall(call, f"send_recv has 2 ranks, not {call.ranks}")
+        required_bytes, free_bytes = MAX_BUFFERS * call.payload * call.max_share, self._free_bytes()
+        if required_bytes > _USABLE_MEMORY_FRACTION * free_bytes:
+            return SkippedCall(
+                call, f"{format_bytes(required_bytes)} of memory a process; {format_bytes(free_bytes)} are free"
+            )
+        iteration = self._iteration(call) if self._verify_result(call) else None
+        if iteration is None:
+            return SkippedCall(call, f"{format_bytes(required_bytes)} of memory for each process could not be had")
+        return iteration
 
-    def _free(self) -> Bytes:
+    def _free_bytes(self) -> Bytes:
         """Memory that each process may use; processes on one CPU share it."""
-        sharing = 1 if self.device.torch.type == "cuda" else self.world.per_node
-        return least((self.device.free_bytes() or math.inf) / sharing, self.device.torch)
+        process_count = 1 if self.device.torch.type == "cuda" else self.world.ranks_per_node
+        return min_over_ranks((self.device.free_bytes() or math.inf) / process_count, self.device.torch)
 
-    def _lap(self, call: CollectiveCall) -> Lap | None:
+    def _iteration(self, call: CollectiveCall) -> CollectiveIteration | None:
         """The call with its buffers; None where a rank could not have them."""
-        found = self._agreed(lambda: self._prepared(call, call.payload))
-        return None if found is None else found.lap
+        collective = self._on_all_ranks(lambda: self._prepare_local(call, call.payload))
+        return None if collective is None else collective.iteration
 
-    def _checked(self, call: CollectiveCall) -> bool:
+    def _verify_result(self, call: CollectiveCall) -> bool:
         """Refuse a collective whose result is wrong, in whichever group; whether there was memory to look."""
-        known = call.collective, call.format, call.shares
-        if known in self.checked:
+        key = call.collective, call.format, call.shares
+        if key in self.checked:
             return True
-        ready = self._agreed(lambda: self._prepared(call, _CHECKED * call.ranks))
-        right = None if ready is None else self._agreed(lambda: _right(ready))
-        if right is None:
+        collective = self._on_all_ranks(lambda: self._prepare_local(call, _CHECK_SHARD_BYTES * call.ranks))
+        is_correct = None if collective is None else self._on_all_ranks(lambda: _run_and_verify(collective))
+        if is_correct is None:
             return False
-        if least(float(right), self.device.torch) < 1.0:
-            raise InputError(f"{_words(call)} of {_group(call)} gave a wrong result")
-        self.checked.add(known)
+        if min_over_ranks(float(is_correct), self.device.torch) < 1.0:
+            raise InputError(f"{_collective_label(call)} of {_group_label(call)} gave a wrong result")
+        self.checked.add(key)
         return True
 
-    def _prepared(self, call: CollectiveCall, payload: Bytes) -> Prepared:
+    def _prepare_local(self, call: CollectiveCall, payload: Bytes) -> PreparedCollective:
         return (
-            _IDLE
+            _NO_OP_COLLECTIVE
             if self.member is None
-            else prepared(call.collective, self.member.of(call.format, call.shares), payload)
+            else prepare_collective(call.collective, self.member.with_format(call.format, call.shares), payload)
         )
 
-    def _agreed(self, make: Callable[[], T]) -> T | None:
+    def _on_all_ranks(self, build: Callable[[], T]) -> T | None:
         """What each rank makes by itself; None on all of them where one has no memory for it.
 
         So no rank waits in a collective for one that never comes to it.
         """
-        made: T | None = None
+        result: T | None = None
         try:
-            made = make()
+            result = build()
         except (RuntimeError, MemoryError) as error:
-            if not self.device.out_of_memory(error):
+            if not self.device.is_out_of_memory(error):
                 raise
-        return None if least(float(made is not None), self.device.torch) < 1.0 else made
+        return None if min_over_ranks(float(result is not None), self.device.torch) < 1.0 else result
 
-    def _clock(self) -> Clock:
+    def _timer(self) -> IterationTimer:
         if self.device.torch.type == "cuda":
-            return DeviceClock(self.device.torch)
-        return HostClock(shared=self.world.nodes == 1)
+            return DeviceIterationTimer(self.device.torch)
+        return HostIterationTimer(has_shared_clock=self.world.node_count == 1)
 
 
-_IDLE: Final = Prepared(Lap(lambda: None, lambda: None), None, lambda: torch.empty(0))
+_NO_OP_COLLECTIVE: Final = PreparedCollective(
+    CollectiveIteration(lambda: None, lambda: None), None, lambda: torch.empty(0)
+)
 
 
-def _right(call: Prepared) -> bool:
-    call.lap.prepare()
-    call.lap.run()
-    return call.right
+def _run_and_verify(collective: PreparedCollective) -> bool:
+    collective.iteration.prepare()
+    collective.iteration.run()
+    return collective.is_correct

@@ -16,18 +16,18 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.interference import KernelClass
 
-_STILL: Final = 10.0
+_STALL_SLOWDOWN: Final = 10.0
 """Part from which one waits for the other, and a percentage says nothing more."""
 
 
-def row_line(row: CollectiveSample) -> str:
+def format_collective_sample(sample: CollectiveSample) -> str:
     """What was called, how long it took, and the payload over that time (nccl-tests' algbw)."""
-    call, time = row.call, row.time
+    call, time = sample.call, sample.time
     rate = format_bandwidth(call.payload / time.seconds)
     times = f"{format_seconds(time.seconds):>9} ({format_seconds(time.p5)} to {format_seconds(time.p95)})"
-    shares = f", {call.max_share:.2f} x an even part at most" if call.shares else ""
-    what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes)}"
-    return f"{what}  {times}  {rate}{shares}"
+    imbalance_text = f", {call.max_share:.2f} x an even part at most" if call.shares else ""
+    label = f"{_collective_label(call):<20}{format_bytes(call.payload):>10}  {_group_label(call.ranks, call.nodes)}"
+    return f"{label}  {times}  {rate}{imbalance_text}"
 
 
 def fit_table(fits: Sequence[CollectiveFit]) -> str:
@@ -36,58 +36,66 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
         return "no fit: alpha and beta take three payloads of one collective and group"
     lines = [f"{'collective':<20}{'group':<20}{'alpha':>10}{'beta':>12}{'rows':>6}{'error':>8}{'left out':>10}"]
     for fit in fits:
-        shape, residual = _shape(fit.ranks, fit.nodes), fit.residual
+        shape, residual = _group_label(fit.ranks, fit.nodes), fit.residual
         constants = f"{format_seconds(fit.alpha):>10}{format_bandwidth(fit.beta):>12}"
         errors = f"{residual.rows:>6}{residual.error:>8.1%}{residual.left_out:>10.1%}"
-        lines.append(f"{_named(fit):<20}{shape:<20}{constants}{errors}")
+        lines.append(f"{_collective_label(fit):<20}{shape:<20}{constants}{errors}")
     return "\n".join(lines)
 
 
-def uneven_table(rows: Sequence[CollectiveSample]) -> str:
+def imbalance_table(samples: Sequence[CollectiveSample]) -> str:
     """By which part all-to-alls take longer where their parts are uneven; empty without any."""
-    times = {row.call: row.time.seconds for row in rows}
+    times = {sample.call: sample.time.seconds for sample in samples}
     lines = [f"{'uneven parts':<20}{'payload':>10}  {'group':<20}{'largest':>10}{'longer':>10}"]
     for call, seconds in times.items():
-        even = times.get(replace(call, shares=()))
-        if call.shares and even is not None:
-            what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes):<20}"
-            lines.append(f"{what}{call.max_share:>8.2f} x{seconds / even - 1.0:>+10.0%}")
+        balanced = times.get(replace(call, shares=()))
+        if call.shares and balanced is not None:
+            label = f"{_collective_label(call):<20}{format_bytes(call.payload):>10}  {_group_label(call.ranks, call.nodes):<20}"
+            lines.append(f"{label}{call.max_share:>8.2f} x{seconds / balanced - 1.0:>+10.0%}")
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
-def beside_line(row: InterferenceSample) -> str:
+def format_interference_sample(sample: InterferenceSample) -> str:
     """What was beside what, and by which part the kernel, and the collective, took longer."""
-    call = "" if row.call_together is None else f", the collective {_longer(row.comm_slowdown)}"
-    size = "" if row.call is None else format_bytes(row.call.payload)
-    return f"{row.beside:<15}{size:>10}  beside {row.kernel.name}: it takes {_longer(row.kernel_slowdown)}{call}"
+    comm_text = "" if sample.call_together is None else f", the collective {_format_slowdown(sample.comm_slowdown)}"
+    size = "" if sample.call is None else format_bytes(sample.call.payload)
+    return f"{sample.beside:<15}{size:>10}  beside {sample.kernel.name}: it takes {_format_slowdown(sample.kernel_slowdown)}{comm_text}"
 
 
-def beside_table(rows: Sequence[InterferenceSample]) -> str:
+def interference_table(samples: Sequence[InterferenceSample]) -> str:
     """By which part kernels of each class, and collectives, take longer beside each other; empty without any."""
-    kernels, calls = kernel_slowdowns(rows), comm_slowdowns(rows)
+    kernels, calls = kernel_slowdowns(samples), comm_slowdowns(samples)
     if not kernels:
         return ""
     lines = [
         f"{'beside each other':<19}" + "".join(f"{kernel_class.value + ' kernels':>23}" for kernel_class in KernelClass)
     ]
     for kind in dict.fromkeys(kind for kind, _ in kernels):
-        cells = (_both(kernels.get((kind, item)), calls.get((kind, item))) for item in KernelClass)
+        cells = (
+            _slowdown_cell(kernels.get((kind, kernel_class)), calls.get((kind, kernel_class)))
+            for kernel_class in KernelClass
+        )
         lines.append(f"{kind.value:<19}" + "".join(f"{cell:>23}" for cell in cells))
     return "\n".join([*lines, "kernels take so much longer, and (in brackets) the collective, where it was measured"])
 
 
-def _both(kernel: float | None, call: float | None) -> str:
-    return "-" if kernel is None else _longer(kernel) + ("" if call is None else f" ({_longer(call)})")
+def _slowdown_cell(kernel_slowdown: float | None, comm_slowdown: float | None) -> str:
+    return (
+        "-"
+        if kernel_slowdown is None
+        else _format_slowdown(kernel_slowdown)
+        + ("" if comm_slowdown is None else f" ({_format_slowdown(comm_slowdown)})")
+    )
 
 
-def _longer(part: float) -> str:
-    return f"+{part:.0%}" if part < _STILL else "stand still"
+def _format_slowdown(slowdown: float) -> str:
+    return f"+{slowdown:.0%}" if slowdown < _STALL_SLOWDOWN else "stand still"
 
 
-def _named(what: CollectiveCall | CollectiveFit) -> str:
-    form = "" if what.format is DType.FP32 else f" {what.format.value}"
-    return f"{what.collective.value}{form}"
+def _collective_label(call: CollectiveCall | CollectiveFit) -> str:
+    suffix = "" if call.format is DType.FP32 else f" {call.format.value}"
+    return f"{call.collective.value}{suffix}"
 
 
-def _shape(ranks: int, nodes: int) -> str:
+def _group_label(ranks: int, nodes: int) -> str:
     return f"{ranks} ranks, {nodes} node{'s' * (nodes > 1)}"

@@ -18,16 +18,16 @@ from typing import Final
 import torch
 
 from calibrate.devices import system_info
-from calibrate.devices.glibc_heap import give_back
-from calibrate.devices.stopwatch import Action, Load
-from calibrate.devices.telemetry_sampling import Watch
+from calibrate.devices.glibc_heap import trim_heap
+from calibrate.devices.stopwatch import Action, BackgroundLoad
+from calibrate.devices.telemetry_sampling import TelemetryLog
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
-_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
-_USUAL_CACHE: Final = 32 * 2.0**20  # where the system does not say
-_SIZES: Final = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
+_CACHE_FOLDER: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+_DEFAULT_CACHE_BYTES: Final = 32 * 2.0**20  # where the system does not say
+_SIZE_SUFFIXES: Final = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
 _SUPPORTED: Final = (DType.FP32, DType.BF16, DType.FP16)
 
 
@@ -35,8 +35,8 @@ _SUPPORTED: Final = (DType.FP32, DType.BF16, DType.FP16)
 class CpuStopwatch:
     """The wall clock. between: runs before each timed one, and is not timed; beside: what runs at the same time."""
 
-    between: Action | None = None
-    beside: Load | None = None
+    pre_run: Action | None = None
+    background: BackgroundLoad | None = None
 
     def now(self) -> Seconds:
         """Seconds by the wall."""
@@ -44,17 +44,17 @@ class CpuStopwatch:
 
     def time(self, action: Action, repeats: int) -> Seconds:
         """Seconds of so many runs of an action."""
-        if self.beside is not None:
-            end = self.beside(0.0)  # goes on until it is ended
-            spent = _timed(action, repeats)
-            end()
+        if self.background is not None:
+            stop_background = self.background(0.0)  # goes on until it is ended
+            spent = _time_runs(action, repeats)
+            stop_background()
             return spent
-        if self.between is None:
-            return _timed(action, repeats)
+        if self.pre_run is None:
+            return _time_runs(action, repeats)
         spent = 0.0
         for _ in range(repeats):
-            self.between()
-            spent += _timed(action, 1)
+            self.pre_run()
+            spent += _time_runs(action, 1)
         return spent
 
 
@@ -70,13 +70,13 @@ class CpuDevice:
     @property
     def name(self) -> str:
         """The processor's name."""
-        return system_info.processor()
+        return system_info.processor_name()
 
     @property
     def cache_bytes(self) -> Bytes:
         """The largest cache that a core can use."""
-        sizes = [path.read_text(encoding="utf-8").strip() for path in _CACHES.glob("index*/size")]
-        return max((float(size[:-1]) * _SIZES[size[-1]] for size in sizes), default=_USUAL_CACHE)
+        sizes = [path.read_text(encoding="utf-8").strip() for path in _CACHE_FOLDER.glob("index*/size")]
+        return max((float(size[:-1]) * _SIZE_SUFFIXES[size[-1]] for size in sizes), default=_DEFAULT_CACHE_BYTES)
 
     def supports(self, dtype: DType) -> bool:
         """Whether it multiplies matrices of that format."""
@@ -93,10 +93,10 @@ class CpuDevice:
             torch=torch.__version__,
             threads=threads,
             host=self.name,
-            environment=system_info.environment(),
+            environment=system_info.library_environment(),
         )
 
-    def state(self) -> DeviceTelemetry:
+    def telemetry(self) -> DeviceTelemetry:
         """The mean clock of its cores, where the system tells."""
         return DeviceTelemetry(sm_clock_mhz=system_info.core_clock_mhz())
 
@@ -107,69 +107,69 @@ class CpuDevice:
         return {"clock_mhz": clock, **load} if clock else load
 
     @contextmanager
-    def watched(self) -> Iterator[Watch]:
+    def sample_telemetry(self) -> Iterator[TelemetryLog]:
         """Look at its clock when the block ends."""
-        watch = Watch()
-        yield watch
-        watch.states.append(self.state())
+        log = TelemetryLog()
+        yield log
+        log.samples.append(self.telemetry())
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
 
     @property
-    def flushes(self) -> int:
+    def runs_per_flushed_sample(self) -> int:
         """Runs in a sample, each after a flush, which takes longer than most of them."""
         return 2
 
-    def filler(self) -> None:
+    def load_generator(self) -> None:
         """It needs none."""
 
-    def ready(self, make: Callable[[], Action]) -> Action:
+    def prepare_under_load(self, make: Callable[[], Action]) -> Action:
         """What is to be timed."""
         return make()
 
-    def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> CpuStopwatch:
+    def stopwatch(self, *, flush_cache: bool = False, background: BackgroundLoad | None = None) -> CpuStopwatch:
         """The wall clock; flushed: other memory is read before each run; beside: what runs at the same time."""
-        if not flushed:
-            return CpuStopwatch(beside=beside)
-        other = torch.zeros(int(self.cache_bytes // 2))  # FP32: twice the cache
-        return CpuStopwatch(lambda: _read(other))
+        if not flush_cache:
+            return CpuStopwatch(background=background)
+        flush_buffer = torch.zeros(int(self.cache_bytes // 2))  # FP32: twice the cache
+        return CpuStopwatch(lambda: _read_buffer(flush_buffer))
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
         """Seconds of so many runs, by the wall."""
-        return _timed(action, repeats)
+        return _time_runs(action, repeats)
 
     def free_bytes(self) -> Bytes:
         """Memory that the system can give without swapping."""
-        return 1024.0 * float((system_info.field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
+        return 1024.0 * float((system_info.read_field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Give memory back that nothing holds any more."""
-        give_back()
+        trim_heap()
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Forget the process's peak so far (proc(5): clear_refs)."""
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
-    def peak_bytes(self) -> Bytes:
+    def peak_memory_bytes(self) -> Bytes:
         """The most memory that the process has held since then."""
-        return 1024.0 * float((system_info.field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
+        return 1024.0 * float((system_info.read_field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
 
-    def out_of_memory(self, error: Exception) -> bool:
+    def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
         return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
-    def survives(self, _error: Exception) -> bool:
+    def is_usable_after(self, _error: Exception) -> bool:
         """A CPU can always be used on."""
         return True
 
 
-def _timed(action: Action, repeats: int) -> Seconds:
+def _time_runs(action: Action, repeats: int) -> Seconds:
     began = perf_counter_ns()
     for _ in range(repeats):
         action()
     return (perf_counter_ns() - began) * 1e-9
 
 
-def _read(other: torch.Tensor) -> None:
-    other.sum()
+def _read_buffer(buffer: torch.Tensor) -> None:
+    buffer.sum()

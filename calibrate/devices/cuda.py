@@ -1,7 +1,7 @@
 """How is a GPU measured?
 
 By its own events, with the host well ahead: what is to be timed is launched behind matrix products that last as long
-as launching takes, so that the device neither waits for the host nor cools down (`filler`); more of them follow, so
+as launching takes, so that the device neither waits for the host nor cools down (`load_generator`); more of them follow, so
 that it works while the host decides what comes next. Beside other work it is the same, until that work ends, which
 draws less alone.
 What events take themselves (1 to 3 us) is told by an empty pair of them right after the timed one, and is taken off.
@@ -10,7 +10,7 @@ its forward, what asks the host), and in which a kernel is no shorter than behin
 event takes as long after a kernel as after another event. The mean over a sample's runs does not depend on the
 resolution of the device's timer. The L2 cache is flushed by reading twice as many bytes as it has: what is written
 there would have to be written back while the next kernel runs. What it takes the host to launch is measured by itself
-(`copies.launch_interval`).
+(`copies.measure_launch_interval`).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,29 +23,31 @@ from typing import Final
 import torch
 
 from calibrate.devices import cuda_errors, system_info
-from calibrate.devices.load_generator import Filler, timed_event
-from calibrate.devices.matmul_support import multiplies
-from calibrate.devices.sensors import sensor_of
-from calibrate.devices.stopwatch import Action, Load
-from calibrate.devices.telemetry import Sensor
-from calibrate.devices.telemetry_sampling import Watch, watching
+from calibrate.devices.load_generator import LoadGenerator, record_timed_event
+from calibrate.devices.matmul_support import supports_matmul
+from calibrate.devices.sensors import gpu_sensor
+from calibrate.devices.stopwatch import Action, BackgroundLoad
+from calibrate.devices.telemetry import GpuSensor
+from calibrate.devices.telemetry_sampling import TelemetryLog, sample_while_running
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
-_AHEAD: Final = 1.5  # times what launching took last
-_FIRST: Final = 1e-4  # seconds that a launch may take, before one was seen
-_LONGEST: Final = 0.5  # seconds that the device is kept waiting, at most
-_LEAD: Final = 0.05  # seconds of products before the first run: drivers set clocks by power every few milliseconds
-_LASTING: Final = 2.0  # times what products and runs took alone that something beside them lasts
-_FILLING: Final = {  # the format of products between, the first that there is
+_LEAD_RATIO: Final = 1.5  # times what launching took last
+_INITIAL_SECONDS: Final = 1e-4  # seconds that a launch may take, before one was seen
+_MAX_LEAD_SECONDS: Final = 0.5  # seconds that the device is kept waiting, at most
+_WARM_UP_SECONDS: Final = (
+    0.05  # seconds of products before the first run: drivers set clocks by power every few milliseconds
+)
+_BACKGROUND_RATIO: Final = 2.0  # times what products and runs took alone that something beside them lasts
+_LOAD_DTYPES: Final = {  # the format of products between, the first that there is
     DType.BF16: torch.bfloat16,
     DType.FP16: torch.float16,
     DType.FP32: torch.float32,
 }
-_FLOAT: Final = 4  # bytes
+_FP32_BYTES: Final = 4  # bytes
 
-Pair = tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
+EventTriple = tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
 """Before a run, after it, and after that: between the last two lies what an event takes."""
 
 
@@ -56,11 +58,13 @@ class CudaStopwatch:
     runs on another stream at the same time.
     """
 
-    def __init__(self, filler: Filler, between: Action | None = None, beside: Load | None = None) -> None:
-        self._filler, self._between, self._beside = filler, between, beside
-        self._launch = _FIRST  # seconds that launching a run took last
-        self._run = _FIRST  # seconds that a run took last
-        self._lead = _LEAD
+    def __init__(
+        self, load_generator: LoadGenerator, pre_run: Action | None = None, background: BackgroundLoad | None = None
+    ) -> None:
+        self._load_generator, self._pre_run, self._background = load_generator, pre_run, background
+        self._launch_seconds = _INITIAL_SECONDS  # seconds that launching a run took last
+        self._run_seconds = _INITIAL_SECONDS  # seconds that a run took last
+        self._warm_up_seconds = _WARM_UP_SECONDS
 
     def now(self) -> Seconds:
         """Seconds by the wall."""
@@ -68,177 +72,177 @@ class CudaStopwatch:
 
     def time(self, action: Action, repeats: int) -> Seconds:
         """Seconds that the device works on so many runs of an action."""
-        if self._beside is not None:
-            return self._timed_beside(self._beside, action, repeats)
-        self._filler.launch(max(self._lead, self._ahead(repeats)))
-        self._lead = 0.0
-        events = self._launched(action, repeats)
-        self._filler.launch(0.0)
-        return self._spent(events, repeats)
+        if self._background is not None:
+            return self._time_with_background(self._background, action, repeats)
+        self._load_generator.launch_load(max(self._warm_up_seconds, self._lead_seconds(repeats)))
+        self._warm_up_seconds = 0.0
+        events = self._launch_runs(action, repeats)
+        self._load_generator.launch_load(0.0)
+        return self._device_seconds(events, repeats)
 
-    def _timed_beside(self, beside: Load, action: Action, repeats: int) -> Seconds:
-        ahead = max(_LEAD, self._ahead(repeats))
-        alone = ahead + self._run * repeats
+    def _time_with_background(self, background: BackgroundLoad, action: Action, repeats: int) -> Seconds:
+        lead_seconds = max(_WARM_UP_SECONDS, self._lead_seconds(repeats))
+        expected_seconds = lead_seconds + self._run_seconds * repeats
         torch.cuda.synchronize()
-        end = beside(_LASTING * alone)
-        self._filler.launch(ahead)
-        events = self._launched(action, repeats)
-        self._filler.launch((_LASTING - 1.0) * alone)
-        spent = self._spent(events, repeats)
-        end()
-        return spent
+        stop_background = background(_BACKGROUND_RATIO * expected_seconds)
+        self._load_generator.launch_load(lead_seconds)
+        events = self._launch_runs(action, repeats)
+        self._load_generator.launch_load((_BACKGROUND_RATIO - 1.0) * expected_seconds)
+        seconds = self._device_seconds(events, repeats)
+        stop_background()
+        return seconds
 
-    def _ahead(self, repeats: int) -> Seconds:
-        return min(_LONGEST, _AHEAD * self._launch * repeats)
+    def _lead_seconds(self, repeats: int) -> Seconds:
+        return min(_MAX_LEAD_SECONDS, _LEAD_RATIO * self._launch_seconds * repeats)
 
-    def _launched(self, action: Action, repeats: int) -> list[Pair]:
-        began = perf_counter()
-        if self._between is None:
-            events = [_marked(action, repeats)]
+    def _launch_runs(self, action: Action, repeats: int) -> list[EventTriple]:
+        start_time = perf_counter()
+        if self._pre_run is None:
+            events = [_run_between_events(action, repeats)]
         else:
             events = []
             for _ in range(repeats):
-                self._between()
-                events.append(_marked(action, 1))
-        self._launch = (perf_counter() - began) / repeats
+                self._pre_run()
+                events.append(_run_between_events(action, 1))
+        self._launch_seconds = (perf_counter() - start_time) / repeats
         return events
 
-    def _spent(self, events: list[Pair], repeats: int) -> Seconds:
+    def _device_seconds(self, events: list[EventTriple], repeats: int) -> Seconds:
         events[-1][-1].synchronize()
-        whole = sum(start.elapsed_time(end) for start, end, _ in events)
-        empty = sum(end.elapsed_time(after) for _, end, after in events)
-        self._run = 1e-3 * max(0.0, whole - empty) / repeats
-        return self._run * repeats
+        total_ms = sum(start.elapsed_time(end) for start, end, _ in events)
+        event_ms = sum(end.elapsed_time(after) for _, end, after in events)
+        self._run_seconds = 1e-3 * max(0.0, total_ms - event_ms) / repeats
+        return self._run_seconds * repeats
 
 
-def _marked(action: Action, repeats: int) -> Pair:
-    start = timed_event()
+def _run_between_events(action: Action, repeats: int) -> EventTriple:
+    start = record_timed_event()
     for _ in range(repeats):
         action()
-    return start, timed_event(), timed_event()
+    return start, record_timed_event(), record_timed_event()
 
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
     """A GPU by its number, as `devices.TorchDevice` has it."""
 
-    number: int
+    index: int
 
     @property
     def torch(self) -> torch.device:
         """What PyTorch calls it."""
-        return torch.device("cuda", self.number)
+        return torch.device("cuda", self.index)
 
     @property
     def name(self) -> str:
         """What the driver calls it."""
-        return torch.cuda.get_device_name(self.number)
+        return torch.cuda.get_device_name(self.index)
 
     @property
     def cache_bytes(self) -> Bytes:
         """Its L2 cache."""
-        return float(torch.cuda.get_device_properties(self.number).L2_cache_size)
+        return float(torch.cuda.get_device_properties(self.index).L2_cache_size)
 
     def supports(self, dtype: DType) -> bool:
         """Whether PyTorch multiplies matrices of that format on it."""
-        return multiplies(self.number, dtype)
+        return supports_matmul(self.index, dtype)
 
     def describe(self, accelerator: str) -> DeviceInfo:
         """As a record has it."""
-        properties = torch.cuda.get_device_properties(self.number)
-        set_to = self._sensor.facts()
+        properties = torch.cuda.get_device_properties(self.index)
+        settings = self._sensor.read_settings()
         return DeviceInfo(
             accelerator,
             self.name,
             memory_bytes=float(properties.total_memory),
             compute_units=properties.multi_processor_count,
-            driver=set_to.driver,
+            driver=settings.driver,
             cuda=torch.version.cuda or f"hip {torch.version.hip}",
             torch=torch.__version__,
-            cudnn=system_info.cudnn(),
-            cublas=system_info.cublas(),
-            attention=system_info.attention(),
-            host=system_info.processor(),
-            power_limit_w=set_to.power_limit_w,
-            ecc=set_to.ecc,
-            mig=set_to.mig,
-            environment=system_info.environment(),
+            cudnn=system_info.cudnn_version(),
+            cublas=system_info.cublas_version(),
+            attention=system_info.enabled_sdpa_backends(),
+            host=system_info.processor_name(),
+            power_limit_w=settings.power_limit_w,
+            ecc=settings.ecc,
+            mig=settings.mig,
+            environment=system_info.library_environment(),
         )
 
-    def state(self) -> DeviceTelemetry:
+    def telemetry(self) -> DeviceTelemetry:
         """Its clocks, power and temperature now, as far as its driver tells."""
-        return self._sensor.state()
+        return self._sensor.read_telemetry()
 
     def conditions(self) -> Mapping[str, float]:
         """The same as numbers by name, for what a record says of before and after."""
-        return {name: value for name, value in asdict(self.state()).items() if isinstance(value, float) and value}
+        return {name: value for name, value in asdict(self.telemetry()).items() if isinstance(value, float) and value}
 
-    def watched(self) -> AbstractContextManager[Watch]:
+    def sample_telemetry(self) -> AbstractContextManager[TelemetryLog]:
         """Look at its state while the block runs."""
-        return watching(self.state)
+        return sample_while_running(self.telemetry)
 
     def synchronize(self) -> None:
         """Wait until all that was launched is done."""
-        torch.cuda.synchronize(self.number)
+        torch.cuda.synchronize(self.index)
 
     @property
-    def flushes(self) -> int:
+    def runs_per_flushed_sample(self) -> int:
         """Runs in a sample, each after a flush: some 50 us each, and a few events; together a millisecond."""
         return 32
 
-    def filler(self) -> Filler:
+    def load_generator(self) -> LoadGenerator:
         """What keeps it busy while nothing is measured; it is made when it is first needed."""
-        return _filler(self.number)
+        return _load_generator(self.index)
 
-    def ready(self, make: Callable[[], Action]) -> Action:
+    def prepare_under_load(self, make: Callable[[], Action]) -> Action:
         """What is to be timed, made and run once (which compiles it) while the device is kept busy."""
-        with self.filler().beside():
+        with self.load_generator().background_load():
             action = make()
             action()
         return action
 
-    def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> CudaStopwatch:
+    def stopwatch(self, *, flush_cache: bool = False, background: BackgroundLoad | None = None) -> CudaStopwatch:
         """Its events; flushed: other memory is read before each run; beside: what runs at the same time."""
-        if not flushed:
-            return CudaStopwatch(self.filler(), beside=beside)
-        other = torch.zeros(int(2 * self.cache_bytes) // _FLOAT, device=self.torch)
+        if not flush_cache:
+            return CudaStopwatch(self.load_generator(), background=background)
+        flush_buffer = torch.zeros(int(2 * self.cache_bytes) // _FP32_BYTES, device=self.torch)
         total = torch.zeros((), device=self.torch)
-        return CudaStopwatch(self.filler(), lambda: _read(other, total))
+        return CudaStopwatch(self.load_generator(), lambda: _read_buffer(flush_buffer, total))
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
         """Seconds until so many runs are launched and done, by the wall."""
         self.synchronize()
-        began = perf_counter()
+        start_time = perf_counter()
         for _ in range(repeats):
             action()
         self.synchronize()
-        return perf_counter() - began
+        return perf_counter() - start_time
 
     def free_bytes(self) -> Bytes:
         """Memory that the driver can give, and what PyTorch's allocator holds without using it."""
-        free, _ = torch.cuda.mem_get_info(self.number)
-        return float(free + torch.cuda.memory_reserved(self.number) - torch.cuda.memory_allocated(self.number))
+        free, _ = torch.cuda.mem_get_info(self.index)
+        return float(free + torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index))
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Give memory back that nothing holds any more."""
-        _filler.cache_clear()
+        _load_generator.cache_clear()
         torch.cuda.empty_cache()
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Forget the peak of memory so far."""
-        torch.cuda.reset_peak_memory_stats(self.number)
+        torch.cuda.reset_peak_memory_stats(self.index)
 
-    def peak_bytes(self) -> Bytes:
+    def peak_memory_bytes(self) -> Bytes:
         """The most memory that tensors have held since then."""
-        return float(torch.cuda.max_memory_allocated(self.number))
+        return float(torch.cuda.max_memory_allocated(self.index))
 
-    def out_of_memory(self, error: Exception) -> bool:
+    def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
-        return cuda_errors.out_of_memory(error)
+        return cuda_errors.is_out_of_memory(error)
 
-    def survives(self, error: Exception) -> bool:
+    def is_usable_after(self, error: Exception) -> bool:
         """Whether the device can be used on after an error: it does not say otherwise, and neither does the device."""
-        if cuda_errors.lost(error):
+        if cuda_errors.is_context_lost(error):
             return False
         try:
             self.synchronize()
@@ -247,22 +251,22 @@ class CudaDevice:
         return True
 
     @property
-    def _sensor(self) -> Sensor:
-        return sensor_of(self.number)
+    def _sensor(self) -> GpuSensor:
+        return gpu_sensor(self.index)
 
 
 @cache
-def _filler(number: int) -> Filler:
-    device = CudaDevice(number)
-    dtype = next(dtype for dtype in _FILLING if device.supports(dtype))
-    return Filler(device.torch, _FILLING[dtype], _aside(number))
+def _load_generator(index: int) -> LoadGenerator:
+    device = CudaDevice(index)
+    dtype = next(dtype for dtype in _LOAD_DTYPES if device.supports(dtype))
+    return LoadGenerator(device.torch, _LOAD_DTYPES[dtype], _background_stream(index))
 
 
 @cache
-def _aside(number: int) -> torch.cuda.Stream:
+def _background_stream(index: int) -> torch.cuda.Stream:
     """One for all fillers: cuBLAS keeps a workspace of tens of MB for each stream that it has seen."""
-    return torch.cuda.Stream(torch.device("cuda", number))  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
 
 
-def _read(other: torch.Tensor, total: torch.Tensor) -> None:
-    torch.sum(other, dim=0, out=total)
+def _read_buffer(buffer: torch.Tensor, total: torch.Tensor) -> None:
+    torch.sum(buffer, dim=0, out=total)

@@ -18,8 +18,8 @@ from typing import Final
 
 import torch
 
-_MEMORY: Final = 2  # cudaErrorMemoryAllocation, of the device or of pinned host memory
-_NO_MEMORY: Final = (
+_MEMORY_ALLOCATION_CODE: Final = 2  # cudaErrorMemoryAllocation, of the device or of pinned host memory
+_OUT_OF_MEMORY_TEXTS: Final = (
     "error: out of memory",  # CUDA's or HIP's
     "CUBLAS_STATUS_ALLOC_FAILED",
     "when calling `cublasCreate(",  # CUBLAS_STATUS_NOT_INITIALIZED: no room (discuss.pytorch.org/t/125450)
@@ -27,7 +27,7 @@ _NO_MEMORY: Final = (
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
 )
-_LOST: Final = MappingProxyType(
+_CONTEXT_LOST_ERRORS: Final = MappingProxyType(
     {
         214: "uncorrectable ECC error",
         220: "uncorrectable NVLink error",
@@ -49,23 +49,23 @@ _LOST: Final = MappingProxyType(
 )
 
 
-def out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out, the device's or that which is pinned on the host."""
-    if isinstance(error, torch.cuda.OutOfMemoryError) or _code(error) == _MEMORY:
+    if isinstance(error, torch.cuda.OutOfMemoryError) or _cuda_error_code(error) == _MEMORY_ALLOCATION_CODE:
         return True
-    return any(text in str(error) for text in _NO_MEMORY)
+    return any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
 
 
-def lost(error: Exception) -> bool:
+def is_context_lost(error: Exception) -> bool:
     """Whether after an error the process cannot use the device any more, by what it says."""
-    code = _code(error)
+    code = _cuda_error_code(error)
     if code is not None:
-        return code in _LOST
+        return code in _CONTEXT_LOST_ERRORS
     text = str(error)
-    return any(sentence.lower() in text.lower() for sentence in _LOST.values())
+    return any(message.lower() in text.lower() for message in _CONTEXT_LOST_ERRORS.values())
 
 
-def _code(error: Exception) -> int | None:
+def _cuda_error_code(error: Exception) -> int | None:
     """The number of cudaError, None where nothing says it."""
     code = getattr(error, "error_code", None)
     return code if isinstance(error, torch.AcceleratorError) and isinstance(code, int) else None

@@ -12,10 +12,10 @@ import torch
 
 from calibrate.devices.cpu import CpuDevice
 from calibrate.devices.cuda import CudaDevice
-from calibrate.devices.glibc_heap import keep_freed
-from calibrate.devices.load_generator import Filler
-from calibrate.devices.stopwatch import Action, Load, Stopwatch
-from calibrate.devices.telemetry_sampling import Watch
+from calibrate.devices.glibc_heap import retain_freed_memory
+from calibrate.devices.load_generator import LoadGenerator
+from calibrate.devices.stopwatch import Action, BackgroundLoad, Stopwatch
+from calibrate.devices.telemetry_sampling import TelemetryLog
 from clustersim.common.data_files import find_file as find_shipped
 from clustersim.common.data_files import list_names
 from clustersim.common.dtypes import DType
@@ -25,7 +25,7 @@ from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
 # Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
 # Names as drivers give them: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 say so, the others do not.
-_NAMES: Final = (
+_ACCELERATOR_BY_PATTERN: Final = (
     (("GB300",), "gb300"),
     (("B300",), "b300-sxm-288gb"),
     (("GB200",), "gb200"),
@@ -43,15 +43,20 @@ _NAMES: Final = (
     (("MI325X",), "mi325x"),
     (("MI355X",), "mi355x"),
 )
-_OTHERS: Final = ("MIG", "NVL", "H800 PCIe", "WS")  # a part of a GPU, and GPUs with other clocks and memory
-_CPU: Final = "cpu-laptop"
+_UNSUPPORTED_PATTERNS: Final = (
+    "MIG",
+    "NVL",
+    "H800 PCIe",
+    "WS",
+)  # a part of a GPU, and GPUs with other clocks and memory
+_DEFAULT_CPU: Final = "cpu-laptop"
 
 
 class DeviceLostError(ClusterSimError):
     """The device cannot be used by this process any more."""
 
-    def __init__(self, what: str, device: str, reason: str, then: str) -> None:
-        super().__init__(f"{what} left {device} unusable for this process: {reason}; {then}")
+    def __init__(self, activity: str, device: str, reason: str, consequence: str) -> None:
+        super().__init__(f"{activity} left {device} unusable for this process: {reason}; {consequence}")
 
 
 class TorchDevice(Protocol):
@@ -73,9 +78,9 @@ class TorchDevice(Protocol):
         """Whether it multiplies matrices of that format."""
 
     def describe(self, accelerator: str) -> DeviceInfo:
-        """As a record has it; accelerator: its name in clustersim (see `accelerator_of`)."""
+        """As a record has it; accelerator: its name in clustersim (see `accelerator_name`)."""
 
-    def state(self) -> DeviceTelemetry:
+    def telemetry(self) -> DeviceTelemetry:
         """Clocks, power and temperature now, as far as it tells them."""
 
     def conditions(self) -> Mapping[str, float]:
@@ -84,20 +89,20 @@ class TorchDevice(Protocol):
     def synchronize(self) -> None:
         """Wait until all that was asked of it is done."""
 
-    def watched(self) -> AbstractContextManager[Watch]:
+    def sample_telemetry(self) -> AbstractContextManager[TelemetryLog]:
         """See its state while the block runs."""
 
     @property
-    def flushes(self) -> int:
+    def runs_per_flushed_sample(self) -> int:
         """Runs in a sample, each after its cache was flushed."""
 
-    def filler(self) -> Filler | None:
+    def load_generator(self) -> LoadGenerator | None:
         """What keeps it as warm as training does while nothing is measured; None where that changes nothing."""
 
-    def ready(self, make: Callable[[], Action]) -> Action:
+    def prepare_under_load(self, make: Callable[[], Action]) -> Action:
         """What is to be timed, made while it is kept busy, and ready to be timed at once."""
 
-    def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> Stopwatch:
+    def stopwatch(self, *, flush_cache: bool = False, background: BackgroundLoad | None = None) -> Stopwatch:
         """A clock of the device's own; flushed: its cache is before each run; beside: what runs at the same time."""
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
@@ -106,55 +111,55 @@ class TorchDevice(Protocol):
     def free_bytes(self) -> Bytes:
         """Memory that is free here."""
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Give memory back that nothing holds any more."""
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Forget the peak of memory so far."""
 
-    def peak_bytes(self) -> Bytes:
+    def peak_memory_bytes(self) -> Bytes:
         """The most memory that was held at a time since then: on a GPU that of tensors, on a CPU the process's."""
 
-    def out_of_memory(self, error: Exception) -> bool:
+    def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
 
-    def survives(self, error: Exception) -> bool:
+    def is_usable_after(self, error: Exception) -> bool:
         """Whether this process can use the device on after an error."""
 
 
-def find(name: str | None) -> TorchDevice:
+def find_device(name: str | None) -> TorchDevice:
     """The device of that name: cuda, cpu, or None for the best there is; raise InputError where it is not there."""
     match name:
         case "cpu":
-            return _cpu()
+            return _cpu_device()
         case "cuda":
             _require_cuda()
             return CudaDevice(torch.cuda.current_device())
         case None:
-            return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() else _cpu()
+            return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() else _cpu_device()
     raise InputError(f"there is no device {name!r}; {suggest_nearest(name, ['cuda', 'cpu'])}")
 
 
-def _cpu() -> CpuDevice:
-    keep_freed()
+def _cpu_device() -> CpuDevice:
+    retain_freed_memory()
     return CpuDevice()
 
 
-def accelerator_of(device: TorchDevice, accelerator: str | None) -> str:
+def accelerator_name(device: TorchDevice, accelerator: str | None) -> str:
     """The accelerator that a device is; raise InputError where that cannot be told, or where the name is unknown."""
     if accelerator is not None:
         find_shipped("accelerators", accelerator)
-        if device.torch.type == "cpu" and accelerator in list_names("accelerators") and accelerator != _CPU:
+        if device.torch.type == "cpu" and accelerator in list_names("accelerators") and accelerator != _DEFAULT_CPU:
             raise InputError(
-                f"--accelerator: {device.name} is no {accelerator}; of a CPU, name {_CPU} or a file of your own"
+                f"--accelerator: {device.name} is no {accelerator}; of a CPU, name {_DEFAULT_CPU} or a file of your own"
             )
         return accelerator
     if device.torch.type == "cpu":
-        return _CPU
-    if not any(word in device.name for word in _OTHERS):
-        for words, known in _NAMES:
-            if all(word in device.name for word in words):
-                return known
+        return _DEFAULT_CPU
+    if not any(word in device.name for word in _UNSUPPORTED_PATTERNS):
+        for patterns, accelerator_id in _ACCELERATOR_BY_PATTERN:
+            if all(word in device.name for word in patterns):
+                return accelerator_id
     raise InputError(
         f"{device.name} is no accelerator that clustersim knows by that name; say which it is with --accelerator: "
         f"{', '.join(list_names('accelerators'))}, or the path of your own file"

@@ -13,97 +13,99 @@ from typing import Final
 
 import torch
 
-from calibrate.devices.telemetry_sampling import repeated
+from calibrate.devices.telemetry_sampling import run_periodically
 from clustersim.common.units import Seconds
 
 _M, _N, _K = 4096, 1024, 16384  # 137 GFLOP: 0.1 to 1 ms; a result of 8 MB, so that little is left to be written back
-_TIMED: Final = 8  # products
-_MOST: Final = 256  # that are launched at once; a stream takes in some 1000 kernels before the host must wait
-_AHEAD: Final = 0.01  # seconds of products that are launched at once
+_TIMED_MATMULS: Final = 8  # products
+_MAX_BATCH_MATMULS: Final = (
+    256  # that are launched at once; a stream takes in some 1000 kernels before the host must wait
+)
+_BATCH_SECONDS: Final = 0.01  # seconds of products that are launched at once
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MatmulBatch:
     """So many products between two events."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
-    many: int
+    count: int
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the last of them is."""
         return bool(self.end.query())  # type: ignore[no-untyped-call]
 
-    def seconds(self) -> Seconds:
+    def seconds_per_matmul(self) -> Seconds:
         """Seconds of each of them, when they are done."""
         self.end.synchronize()
-        return 1e-3 * float(self.start.elapsed_time(self.end)) / self.many
+        return 1e-3 * float(self.start.elapsed_time(self.end)) / self.count
 
 
-class Filler:
+class LoadGenerator:
     """Products on one GPU. aside: the stream for what runs beside the host; seconds: of one, as the last ones took."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, aside: torch.cuda.Stream) -> None:
-        self._device, self._aside = device, aside
+    def __init__(self, device: torch.device, dtype: torch.dtype, background_stream: torch.cuda.Stream) -> None:
+        self._device, self._background_stream = device, background_stream
         with torch.cuda.device(device):
             self._a, self._b = (torch.empty(*sizes, device=device, dtype=dtype) for sizes in ((_M, _K), (_K, _N)))
             self._out = torch.empty(_M, _N, device=device, dtype=dtype)
             self._a.normal_()  # whose bits cost the power that real ones do
             self._b.normal_()
-        self._batch(_TIMED)  # the library chooses its kernel
-        self.seconds = max(1e-6, self._batch(_TIMED).seconds())
+        self._launch_timed_batch(_TIMED_MATMULS)  # the library chooses its kernel
+        self.matmul_seconds = max(1e-6, self._launch_timed_batch(_TIMED_MATMULS).seconds_per_matmul())
 
-    def launch(self, seconds: Seconds) -> None:
+    def launch_load(self, seconds: Seconds) -> None:
         """Products of about so many seconds on the current stream, at least one, at most what it takes in at once."""
-        self._products(min(_MOST, max(1, math.ceil(seconds / self.seconds))))
+        self._launch_matmuls(min(_MAX_BATCH_MATMULS, max(1, math.ceil(seconds / self.matmul_seconds))))
 
-    def run(self, seconds: Seconds) -> Seconds:
+    def run_load(self, seconds: Seconds) -> Seconds:
         """Keep the GPU busy for so long, by its own clock, without a gap; seconds of a product at the end of it."""
-        done, last = 0.0, self.batch()
-        while done < seconds:
-            following = self.batch()
-            self.seconds = last.seconds()
-            done, last = done + self.seconds * last.many, following
-        return self.seconds
+        elapsed, running = 0.0, self.launch_batch()
+        while elapsed < seconds:
+            next_batch = self.launch_batch()
+            self.matmul_seconds = running.seconds_per_matmul()
+            elapsed, running = elapsed + self.matmul_seconds * running.count, next_batch
+        return self.matmul_seconds
 
-    def batch(self) -> "Batch":
+    def launch_batch(self) -> "MatmulBatch":
         """Some products, launched now on the current stream."""
-        return self._batch(min(_MOST, max(1, round(_AHEAD / self.seconds))))
+        return self._launch_timed_batch(min(_MAX_BATCH_MATMULS, max(1, round(_BATCH_SECONDS / self.matmul_seconds))))
 
-    def _batch(self, many: int) -> "Batch":
+    def _launch_timed_batch(self, count: int) -> "MatmulBatch":
         with torch.cuda.device(self._device):  # whose stream events are recorded on
-            start = timed_event()
-            self._products(many)
-            return Batch(start, timed_event(), many)
+            start = record_timed_event()
+            self._launch_matmuls(count)
+            return MatmulBatch(start, record_timed_event(), count)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def background_load(self) -> Iterator[None]:
         """Keep the GPU busy while the host does something else: in another thread, on a stream of its own."""
-        self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        self._background_stream.wait_stream(torch.cuda.current_stream(self._device))
 
-        def fill() -> None:
+        def launch_and_wait() -> None:
             try:
-                with torch.cuda.stream(self._aside):
-                    self._aside.query()  # cuBLAS wants a context, which a thread has from its first call
-                    self.launch(_AHEAD)
-                    self._aside.synchronize()
+                with torch.cuda.stream(self._background_stream):
+                    self._background_stream.query()  # cuBLAS wants a context, which a thread has from its first call
+                    self.launch_load(_BATCH_SECONDS)
+                    self._background_stream.synchronize()
             except RuntimeError:  # the thread that measures meets it at its own next call, and says so
                 return
 
-        end = repeated(fill, 0.0)
+        stop = run_periodically(launch_and_wait, 0.0)
         try:
             yield
         finally:
-            end()
-            torch.cuda.current_stream(self._device).wait_stream(self._aside)
+            stop()
+            torch.cuda.current_stream(self._device).wait_stream(self._background_stream)
 
-    def _products(self, many: int) -> None:
-        for _ in range(many):
+    def _launch_matmuls(self, count: int) -> None:
+        for _ in range(count):
             torch.mm(self._a, self._b, out=self._out)
 
 
-def timed_event() -> torch.cuda.Event:
+def record_timed_event() -> torch.cuda.Event:
     """An event that is recorded now, on the current stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()

@@ -16,55 +16,63 @@ import torch
 
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 
-_ADA, _HOPPER, _BLACKWELL, _LATER = (8, 9), (9, 0), (10, 0), (99, 0)
+_ADA, _HOPPER, _BLACKWELL, _NO_LIMIT = (8, 9), (9, 0), (10, 0), (99, 0)
 _CAPABILITIES: Final = MappingProxyType(  # from which one, and before which
     {
-        DType.FP32: ((0, 0), _LATER),
-        DType.FP16: ((7, 0), _LATER),
-        DType.TF32: ((8, 0), _LATER),
-        DType.BF16: ((8, 0), _LATER),
-        DType.FP8: (_ADA, _LATER),
-        DType.FP8_ROWWISE: (_ADA, _LATER),
+        DType.FP32: ((0, 0), _NO_LIMIT),
+        DType.FP16: ((7, 0), _NO_LIMIT),
+        DType.TF32: ((8, 0), _NO_LIMIT),
+        DType.BF16: ((8, 0), _NO_LIMIT),
+        DType.FP8: (_ADA, _NO_LIMIT),
+        DType.FP8_ROWWISE: (_ADA, _NO_LIMIT),
         DType.FP8_BLOCKWISE: (_HOPPER, _BLACKWELL),
-        DType.MXFP8: (_BLACKWELL, _LATER),
-        DType.NVFP4: (_BLACKWELL, _LATER),
+        DType.MXFP8: (_BLACKWELL, _NO_LIMIT),
+        DType.NVFP4: (_BLACKWELL, _NO_LIMIT),
     }
 )
-_GROUPED: Final = MappingProxyType({DType.FP8_ROWWISE: (_HOPPER, _BLACKWELL), DType.MXFP8: (_BLACKWELL, (10, 1))})
-_ARCHITECTURES: Final = MappingProxyType(  # of AMD's, by the first letters of their names
+_GROUPED_GEMM_CAPABILITIES: Final = MappingProxyType(
+    {DType.FP8_ROWWISE: (_HOPPER, _BLACKWELL), DType.MXFP8: (_BLACKWELL, (10, 1))}
+)
+_AMD_ARCHITECTURES: Final = MappingProxyType(  # of AMD's, by the first letters of their names
     {
         DType.FP8: ("gfx94", "gfx95", "gfx12"),
         DType.FP8_ROWWISE: ("gfx94", "gfx95", "gfx12"),
         DType.MXFP8: ("gfx95",),
     }
 )
-_BIASED: Final = "gfx94"  # CDNA 3, whose eight bits have another bias and no negative zero (OCP's are CDNA 4's)
+_FNUZ_ARCHITECTURE: Final = (
+    "gfx94"  # CDNA 3, whose eight bits have another bias and no negative zero (OCP's are CDNA 4's)
+)
 
 
-def multiplies(number: int, dtype: DType) -> bool:
+def supports_matmul(gpu_index: int, dtype: DType) -> bool:
     """Whether PyTorch multiplies matrices of that format on the GPU of that number."""
     if torch.version.hip is None:
-        since, until = _CAPABILITIES[dtype]
-        return since <= torch.cuda.get_device_capability(number) < until
+        first, limit = _CAPABILITIES[dtype]
+        return first <= torch.cuda.get_device_capability(gpu_index) < limit
     if dtype in LOW_PRECISION_DTYPES:
-        return _architecture(number).startswith(_ARCHITECTURES.get(dtype, ()))
+        return _architecture(gpu_index).startswith(_AMD_ARCHITECTURES.get(dtype, ()))
     return dtype is not DType.TF32
 
 
-def groups(number: int | None, dtype: DType) -> bool:
+def supports_grouped_gemm(gpu_index: int | None, dtype: DType) -> bool:
     """Whether PyTorch may have one kernel for the products of several experts in a format with scales there."""
     if torch.version.hip is not None:
         return dtype is DType.FP8_ROWWISE
-    since, until = _GROUPED.get(dtype, (_LATER, _LATER))
-    return since <= torch.cuda.get_device_capability(number) < until
+    first, limit = _GROUPED_GEMM_CAPABILITIES.get(dtype, (_NO_LIMIT, _NO_LIMIT))
+    return first <= torch.cuda.get_device_capability(gpu_index) < limit
 
 
-def eight_bits(device: torch.device) -> torch.dtype:
+def fp8_dtype(device: torch.device) -> torch.dtype:
     """What PyTorch calls E4M3 as that device has it."""
-    if device.type == "cuda" and torch.version.hip is not None and _architecture(device.index).startswith(_BIASED):
+    if (
+        device.type == "cuda"
+        and torch.version.hip is not None
+        and _architecture(device.index).startswith(_FNUZ_ARCHITECTURE)
+    ):
         return torch.float8_e4m3fnuz
     return torch.float8_e4m3fn
 
 
-def _architecture(number: int | None) -> str:
-    return str(torch.cuda.get_device_properties(number).gcnArchName)
+def _architecture(gpu_index: int | None) -> str:
+    return str(torch.cuda.get_device_properties(gpu_index).gcnArchName)

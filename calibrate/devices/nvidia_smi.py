@@ -6,65 +6,76 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.devices.telemetry import Facts, reasons
+from calibrate.devices.telemetry import GpuSettings, throttle_reasons
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_PATIENCE: Final = 30.0  # seconds after which it is ended; who waits for its answer has given up before
-_STATE: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-_FACTS: Final = ("driver_version", "enforced.power.limit", "ecc.mode.current", "mig.mode.current")
-_REASONS: Final = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # since driver 535, and before
-_SWITCHED: Final = {"Enabled": True, "Disabled": False}
+_TIMEOUT_SECONDS: Final = 30.0  # seconds after which it is ended; who waits for its answer has given up before
+_STATE_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+_SETTING_FIELDS: Final = ("driver_version", "enforced.power.limit", "ecc.mode.current", "mig.mode.current")
+_REASON_FIELDS: Final = (
+    "clocks_event_reasons.active",
+    "clocks_throttle_reasons.active",
+)  # since driver 535, and before
+_MODES: Final = {"Enabled": True, "Disabled": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Smi:
+class NvidiaSmiSensor:
     """A GPU. command: where nvidia-smi is; name: the GPU's UUID as it wants it; reasons: its word for them."""
 
     command: str
-    name: str
-    reasons: str
+    gpu_id: str
+    reasons_field: str
 
-    def state(self) -> DeviceTelemetry:
+    def read_telemetry(self) -> DeviceTelemetry:
         """Now; 0 for what it does not tell."""
-        sm, memory, power, temperature, mask = self._asked((*_STATE, self.reasons) if self.reasons else _STATE)
+        sm, memory, power, temperature, mask = self._query_padded(
+            (*_STATE_FIELDS, self.reasons_field) if self.reasons_field else _STATE_FIELDS
+        )
         return DeviceTelemetry(
-            _number(sm), _number(memory), _number(power), _number(temperature), reasons(int(_number(mask)))
+            _parse_number(sm),
+            _parse_number(memory),
+            _parse_number(power),
+            _parse_number(temperature),
+            throttle_reasons(int(_parse_number(mask))),
         )
 
-    def facts(self) -> Facts:
+    def read_settings(self) -> GpuSettings:
         """What it is set to."""
-        driver, limit, ecc, mig, _ = self._asked(_FACTS)
-        return Facts(driver, _number(limit), _SWITCHED.get(ecc), _SWITCHED.get(mig))
+        driver, limit, ecc, mig, _ = self._query_padded(_SETTING_FIELDS)
+        return GpuSettings(driver, _parse_number(limit), _MODES.get(ecc), _MODES.get(mig))
 
-    def _asked(self, fields: Sequence[str]) -> list[str]:
+    def _query_padded(self, fields: Sequence[str]) -> list[str]:
         """Five answers, empty where there are none."""
-        found = asked(self.command, self.name, fields)
-        return [*(found or ()), *[""] * 5][:5]
+        answers = query_fields(self.command, self.gpu_id, fields)
+        return [*(answers or ()), *[""] * 5][:5]
 
 
-def find(uuid: str) -> Smi | None:
+def find_sensor(uuid: str) -> NvidiaSmiSensor | None:
     """The GPU of that UUID; None where there is no nvidia-smi, or where it does not know it."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
-    known = next((word for word in _REASONS if asked(command, f"GPU-{uuid}", (word,)) is not None), "")
-    if not known and asked(command, f"GPU-{uuid}", ("uuid",)) is None:
+    reasons_field = next(
+        (field for field in _REASON_FIELDS if query_fields(command, f"GPU-{uuid}", (field,)) is not None), ""
+    )
+    if not reasons_field and query_fields(command, f"GPU-{uuid}", ("uuid",)) is None:
         return None
-    return Smi(command, f"GPU-{uuid}", known)
+    return NvidiaSmiSensor(command, f"GPU-{uuid}", reasons_field)
 
 
-def asked(command: str, name: str, fields: Sequence[str]) -> list[str] | None:
+def query_fields(command: str, gpu_id: str, fields: Sequence[str]) -> list[str] | None:
     """Answers about one GPU; None where it fails, knows neither the GPU nor a field, or takes too long."""
-    words = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", name]
+    arguments = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", gpu_id]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        process = subprocess.run(arguments, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    answers = [answer.strip() for answer in done.stdout.strip().split(",")]
-    return answers if done.returncode == 0 and len(answers) == len(fields) else None
+    answers = [answer.strip() for answer in process.stdout.strip().split(",")]
+    return answers if process.returncode == 0 and len(answers) == len(fields) else None
 
 
-def _number(answer: str) -> float:
+def _parse_number(answer: str) -> float:
     """What it says, 0 for [N/A]; reasons are hexadecimal."""
     try:
         return float(int(answer, 16)) if answer.startswith("0x") else float(answer)

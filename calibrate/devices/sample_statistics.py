@@ -15,24 +15,28 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TimeStatistics
 
-NORMAL: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-OUTLYING: Final = 5.0  # standard deviations
-_FEW: Final = 8  # samples
-_ROUNDING: Final = 1e-3  # of the median: below that samples are equal
+MAD_TO_STD: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+OUTLIER_STDS: Final = 5.0  # standard deviations
+_MIN_SAMPLES_FOR_DROPPING: Final = 8  # samples
+_MIN_RELATIVE_DEVIATION: Final = 1e-3  # of the median: below that samples are equal
 
 
-def spread(samples: Sequence[Seconds]) -> TimeStatistics:
+def time_statistics(samples: Sequence[Seconds]) -> TimeStatistics:
     """Median and percentiles of samples, without those that are far from all others."""
-    every = np.array(samples)
-    kept = every if len(every) < _FEW else every[np.abs(every - np.median(every)) <= _allowed(every)]
-    p5, median, p95 = (float(value) for value in np.percentile(kept, (5, 50, 95)))
-    return TimeStatistics(median, p5, p95, repetitions=len(kept), dropped=len(every) - len(kept))
+    values = np.array(samples)
+    inliers = (
+        values
+        if len(values) < _MIN_SAMPLES_FOR_DROPPING
+        else values[np.abs(values - np.median(values)) <= _max_deviation(values)]
+    )
+    p5, median, p95 = (float(value) for value in np.percentile(inliers, (5, 50, 95)))
+    return TimeStatistics(median, p5, p95, repetitions=len(inliers), dropped=len(values) - len(inliers))
 
 
-def deviation(samples: FloatArray) -> float:
+def robust_std(samples: FloatArray) -> float:
     """Standard deviations of samples, by their median absolute deviation."""
-    return float(NORMAL * np.median(np.abs(samples - np.median(samples))))
+    return float(MAD_TO_STD * np.median(np.abs(samples - np.median(samples))))
 
 
-def _allowed(samples: FloatArray) -> float:
-    return max(OUTLYING * deviation(samples), _ROUNDING * float(np.median(samples)))
+def _max_deviation(samples: FloatArray) -> float:
+    return max(OUTLIER_STDS * robust_std(samples), _MIN_RELATIVE_DEVIATION * float(np.median(samples)))

@@ -6,7 +6,7 @@ from typing import Protocol
 from clustersim.common.units import Seconds
 
 Action = Callable[[], None]
-Load = Callable[[Seconds], Action]
+BackgroundLoad = Callable[[Seconds], Action]
 """Begins other work that lasts so many seconds, or until it is ended; what it returns ends it, or waits for it."""
 
 

@@ -9,39 +9,39 @@ from typing import Final
 
 import torch
 
-_CHANGING: Final = (
+_RELEVANT_PREFIXES: Final = (
     "NCCL_", "RCCL_", "GLOO_", "CUBLAS", "CUDNN_", "HIPBLAS", "NVIDIA_TF32", "CUDA_", "HIP_", "HSA_", "TORCH",
     "PYTORCH_", "OMP_", "MKL_",
 )  # fmt: skip
-_OTHERS: Final = (  # where things are, which are seen, who started them, what they say
+_IRRELEVANT_PATTERNS: Final = (  # where things are, which are seen, who started them, what they say
     "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION", "ARCH_LIST", "VISIBLE_DEVICES", "TORCHELASTIC_", "_DEBUG",
     "TORCH_LOGS",
 )  # fmt: skip
-_PROPERTIES: Final = (0, 1, 2)  # of libraryPropertyType: major, minor, patch
+_VERSION_PROPERTIES: Final = (0, 1, 2)  # of libraryPropertyType: major, minor, patch
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The host's CPU."""
-    return field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
+    return read_field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
 
 
 def core_clock_mhz() -> float:
     """The mean clock of the host's cores now; 0 where the system does not tell."""
-    found = (line.partition(":") for line in _lines(Path("/proc/cpuinfo")))
-    clocks = [float(value) for name, _, value in found if name.strip() == "cpu MHz"]
+    fields = (line.partition(":") for line in _read_lines(Path("/proc/cpuinfo")))
+    clocks = [float(value) for name, _, value in fields if name.strip() == "cpu MHz"]
     return sum(clocks) / len(clocks) if clocks else 0.0
 
 
-def environment() -> Mapping[str, str]:
+def library_environment() -> Mapping[str, str]:
     """Variables that change what libraries compute or how: NCCL_ALGO, CUBLAS_WORKSPACE_CONFIG, OMP_NUM_THREADS."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_CHANGING) and not any(word in name for word in _OTHERS)
+        if name.startswith(_RELEVANT_PREFIXES) and not any(pattern in name for pattern in _IRRELEVANT_PATTERNS)
     }
 
 
-def attention() -> str:
+def enabled_sdpa_backends() -> str:
     """The backends of SDPA that PyTorch may choose from."""
     backends: Mapping[str, Callable[[], bool]] = {
         "flash": torch.backends.cuda.flash_sdp_enabled,
@@ -49,47 +49,47 @@ def attention() -> str:
         "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
         "math": torch.backends.cuda.math_sdp_enabled,
     }
-    return " ".join(name for name, enabled in backends.items() if enabled())
+    return " ".join(name for name, is_enabled in backends.items() if is_enabled())
 
 
-def cudnn() -> str:
+def cudnn_version() -> str:
     """Its version, as PyTorch has loaded it: 91002 is 9.10.2."""
     try:
-        number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        code = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     except RuntimeError:  # it was built with another than is here
         return ""
-    return "" if number is None else _dotted(number)
+    return "" if code is None else _format_cudnn_version(code)
 
 
-def cublas() -> str:
+def cublas_version() -> str:
     """The version of the library that is loaded, by its own word."""
-    loaded = (line.split()[-1] for line in _lines(Path("/proc/self/maps")) if "libcublas.so" in line)
+    loaded = (line.split()[-1] for line in _read_lines(Path("/proc/self/maps")) if "libcublas.so" in line)
     path = next(loaded, None)
     if path is None:
         return ""
     try:
-        ask = CDLL(path).cublasGetProperty
+        get_property = CDLL(path).cublasGetProperty
     except (OSError, AttributeError):
         return ""
     value = c_int()
-    told = [str(value.value) for kind in _PROPERTIES if ask(kind, byref(value)) == 0]
-    return ".".join(told)
+    numbers = [str(value.value) for kind in _VERSION_PROPERTIES if get_property(kind, byref(value)) == 0]
+    return ".".join(numbers)
 
 
-def field(path: Path, key: str) -> str | None:
+def read_field(path: Path, key: str) -> str | None:
     """The value of the first line `key: value` of a file of the system; None without."""
-    found = (line.partition(":") for line in _lines(path))
-    return next((value.strip() for name, _, value in found if name.strip() == key), None)
+    fields = (line.partition(":") for line in _read_lines(path))
+    return next((value.strip() for name, _, value in fields if name.strip() == key), None)
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
 
 
-def _dotted(number: int) -> str:
+def _format_cudnn_version(code: int) -> str:
     """Since 9 it is 10000 major + 100 minor + patch, before that 1000 major."""
-    thousands = 10_000 if number >= 90_000 else 1000
-    return f"{number // thousands}.{number % thousands // 100}.{number % 100}"
+    thousands = 10_000 if code >= 90_000 else 1000
+    return f"{code // thousands}.{code % thousands // 100}.{code % 100}"

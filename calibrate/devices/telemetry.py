@@ -6,8 +6,8 @@ from typing import Final, Protocol
 
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_IDLE: Final = 0x1  # a reason for a low clock, but not what keeps a GPU that works from a higher one
-_REASONS: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlClocksThrottleReason...
+_IDLE_BIT: Final = 0x1  # a reason for a low clock, but not what keeps a GPU that works from a higher one
+_REASON_BY_BIT: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlClocksThrottleReason...
     0x2: "applications_clocks_setting",
     0x4: "sw_power_cap",
     0x8: "hw_slowdown",
@@ -22,7 +22,7 @@ _REASONS: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlClocksThro
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class GpuSettings:
     """What does not change while measuring. mig: whether the GPU is cut into parts; empty, 0 or None: not known."""
 
     driver: str = ""
@@ -31,36 +31,36 @@ class Facts:
     mig: bool | None = None
 
 
-class Sensor(Protocol):
+class GpuSensor(Protocol):
     """What tells the state of one GPU."""
 
-    def state(self) -> DeviceTelemetry:
+    def read_telemetry(self) -> DeviceTelemetry:
         """Now."""
 
-    def facts(self) -> Facts:
+    def read_settings(self) -> GpuSettings:
         """What it is set to."""
 
 
-def reasons(mask: int) -> tuple[str, ...]:
+def throttle_reasons(mask: int) -> tuple[str, ...]:
     """What keeps clocks down, by the driver's bits; one that is not known here keeps its number."""
-    bits = [1 << place for place in range(mask.bit_length()) if mask >> place & 1]
-    return tuple(_REASONS.get(bit, hex(bit)) for bit in bits if bit != _IDLE)
+    bits = [1 << bit_index for bit_index in range(mask.bit_length()) if mask >> bit_index & 1]
+    return tuple(_REASON_BY_BIT.get(bit, hex(bit)) for bit in bits if bit != _IDLE_BIT)
 
 
-def mean(states: Sequence[DeviceTelemetry]) -> DeviceTelemetry | None:
+def mean_telemetry(states: Sequence[DeviceTelemetry]) -> DeviceTelemetry | None:
     """Means of what was told, and all reasons; None where nothing was."""
-    told = [state for state in states if state != DeviceTelemetry()]
-    if not told:
+    reported = [state for state in states if state != DeviceTelemetry()]
+    if not reported:
         return None
     return DeviceTelemetry(
-        sm_clock_mhz=_mean([state.sm_clock_mhz for state in told]),
-        memory_clock_mhz=_mean([state.memory_clock_mhz for state in told]),
-        power_w=_mean([state.power_w for state in told]),
-        temperature_c=_mean([state.temperature_c for state in told]),
-        throttled=tuple(sorted({reason for state in told for reason in state.throttled})),
+        sm_clock_mhz=_mean_of_nonzero([state.sm_clock_mhz for state in reported]),
+        memory_clock_mhz=_mean_of_nonzero([state.memory_clock_mhz for state in reported]),
+        power_w=_mean_of_nonzero([state.power_w for state in reported]),
+        temperature_c=_mean_of_nonzero([state.temperature_c for state in reported]),
+        throttled=tuple(sorted({reason for state in reported for reason in state.throttled})),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if value]
-    return sum(known) / len(known) if known else 0.0
+def _mean_of_nonzero(values: Sequence[float]) -> float:
+    nonzero = [value for value in values if value]
+    return sum(nonzero) / len(nonzero) if nonzero else 0.0

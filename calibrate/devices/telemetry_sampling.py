@@ -6,51 +6,51 @@ from contextlib import contextmanager
 from typing import Final
 
 from calibrate.devices.stopwatch import Action
-from calibrate.devices.telemetry import mean
+from calibrate.devices.telemetry import mean_telemetry
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_BETWEEN: Final = 0.05  # seconds; drivers refresh power ten times a second
+_INTERVAL_SECONDS: Final = 0.05  # seconds; drivers refresh power ten times a second
 
 
-class Watch:
+class TelemetryLog:
     """What was seen so far."""
 
     def __init__(self) -> None:
-        self.states: list[DeviceTelemetry] = []
+        self.samples: list[DeviceTelemetry] = []
 
     @property
-    def under(self) -> DeviceTelemetry | None:
+    def mean_telemetry(self) -> DeviceTelemetry | None:
         """The means of it; None where the device tells nothing."""
-        return mean(self.states)
+        return mean_telemetry(self.samples)
 
 
 @contextmanager
-def watching(look: Callable[[], DeviceTelemetry]) -> Iterator[Watch]:
+def sample_while_running(read_telemetry: Callable[[], DeviceTelemetry]) -> Iterator[TelemetryLog]:
     """Look at a device again and again while the block runs, and once when it ends before the first look."""
-    watch = Watch()
-    end = repeated(lambda: watch.states.append(look()), _BETWEEN)
+    log = TelemetryLog()
+    stop = run_periodically(lambda: log.samples.append(read_telemetry()), _INTERVAL_SECONDS)
     try:
-        yield watch
+        yield log
     finally:
-        end()
-        if not watch.states:
-            watch.states.append(look())
+        stop()
+        if not log.samples:
+            log.samples.append(read_telemetry())
 
 
-def repeated(action: Action, between: Seconds) -> Action:
+def run_periodically(action: Action, interval: Seconds) -> Action:
     """Do something in a thread of its own, each time so long after the last; what is returned ends it, and waits."""
-    ended = threading.Event()
+    stop_event = threading.Event()
 
-    def go_on() -> None:
-        while not ended.wait(between):
+    def loop() -> None:
+        while not stop_event.wait(interval):
             action()
 
-    thread = threading.Thread(target=go_on, daemon=True)
+    thread = threading.Thread(target=loop, daemon=True)
     thread.start()
 
-    def end() -> None:
-        ended.set()
+    def stop() -> None:
+        stop_event.set()
         thread.join()
 
-    return end
+    return stop

@@ -18,55 +18,55 @@ from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import CollectiveFit, CollectiveSample, FitResidual
 from clustersim.program.task import CollectiveType
 
-Shape = tuple[CollectiveType, int, int, DType]
+GroupShapeKey = tuple[CollectiveType, int, int, DType]
 
-LEAST: Final = 3  # payloads: two constants, and something to judge them by
+MIN_PAYLOADS: Final = 3  # payloads: two constants, and something to judge them by
 
 
-def fit_calls(rows: Iterable[CollectiveSample]) -> tuple[CollectiveFit, ...]:
+def fit_collectives(samples: Iterable[CollectiveSample]) -> tuple[CollectiveFit, ...]:
     """A fit for each collective and shape of group, with even parts; none where its rows cannot tell a bandwidth.
 
     That takes three different payloads, and times that grow with them.
     """
-    shapes: dict[Shape, list[CollectiveSample]] = {}
-    for row in (collective_sample for collective_sample in rows if not collective_sample.call.shares):
-        call = row.call
-        shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
-    fits = (_fit(shape, alike) for shape, alike in shapes.items())
+    shapes: dict[GroupShapeKey, list[CollectiveSample]] = {}
+    for sample in (candidate for candidate in samples if not candidate.call.shares):
+        call = sample.call
+        shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(sample)
+    fits = (_fit_shape(shape, group) for shape, group in shapes.items())
     return tuple(fit for fit in fits if fit is not None)
 
 
-def _fit(shape: Shape, rows: Sequence[CollectiveSample]) -> CollectiveFit | None:
-    payloads = np.array([row.call.payload for row in rows])
-    seconds = np.array([row.time.seconds for row in rows])
-    alpha, pace = _line(payloads, seconds)
-    if len(set(payloads.tolist())) < LEAST or pace <= 0.0:
+def _fit_shape(shape: GroupShapeKey, samples: Sequence[CollectiveSample]) -> CollectiveFit | None:
+    payloads = np.array([sample.call.payload for sample in samples])
+    seconds = np.array([sample.time.seconds for sample in samples])
+    alpha, inverse_beta = _fit_line(payloads, seconds)
+    if len(set(payloads.tolist())) < MIN_PAYLOADS or inverse_beta <= 0.0:
         return None
-    error = float(np.mean(np.abs((alpha + pace * payloads) / seconds - 1.0)))
-    residual = FitResidual(len(rows), error, _left_out(payloads, seconds))
+    error = float(np.mean(np.abs((alpha + inverse_beta * payloads) / seconds - 1.0)))
+    residual = FitResidual(len(samples), error, _leave_one_out_error(payloads, seconds))
     collective, ranks, nodes, form = shape
-    return CollectiveFit(collective, ranks, nodes, alpha, 1.0 / pace, residual, form)
+    return CollectiveFit(collective, ranks, nodes, alpha, 1.0 / inverse_beta, residual, form)
 
 
-def _line(payloads: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+def _fit_line(payloads: FloatArray, seconds: FloatArray) -> tuple[float, float]:
     """Alpha and 1 / beta, neither negative, with the least sum of squared relative errors.
 
     Where the free optimum has a negative one, the sum being convex, the best has that one at zero.
     """
-    columns = np.stack([1.0 / seconds, payloads / seconds], axis=1)
-    scales = np.linalg.norm(columns, axis=0)
-    free = np.linalg.lstsq(columns / scales, np.ones(len(seconds)), rcond=None)[0] / scales
-    if free[0] >= 0.0 and free[1] >= 0.0:
-        return float(free[0]), float(free[1])
-    alone = columns.sum(axis=0) / scales**2  # the best of each constant without the other
-    return (0.0, float(alone[1])) if free[0] < 0.0 else (float(alone[0]), 0.0)
+    design = np.stack([1.0 / seconds, payloads / seconds], axis=1)
+    scales = np.linalg.norm(design, axis=0)
+    unconstrained = np.linalg.lstsq(design / scales, np.ones(len(seconds)), rcond=None)[0] / scales
+    if unconstrained[0] >= 0.0 and unconstrained[1] >= 0.0:
+        return float(unconstrained[0]), float(unconstrained[1])
+    single_constant = design.sum(axis=0) / scales**2  # the best of each constant without the other
+    return (0.0, float(single_constant[1])) if unconstrained[0] < 0.0 else (float(single_constant[0]), 0.0)
 
 
-def _left_out(payloads: FloatArray, seconds: FloatArray) -> float:
+def _leave_one_out_error(payloads: FloatArray, seconds: FloatArray) -> float:
     """Mean absolute relative error of each row as the fit to the others has it."""
     errors = []
-    for place in range(len(seconds)):
-        others = np.arange(len(seconds)) != place
-        alpha, pace = _line(payloads[others], seconds[others])
-        errors.append(abs((alpha + pace * payloads[place]) / seconds[place] - 1.0))
+    for index in range(len(seconds)):
+        is_other = np.arange(len(seconds)) != index
+        alpha, inverse_beta = _fit_line(payloads[is_other], seconds[is_other])
+        errors.append(abs((alpha + inverse_beta * payloads[index]) / seconds[index] - 1.0))
     return float(np.mean(errors))

@@ -11,20 +11,20 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid_search import GridSearch, Winner, combinations, steps
-from calibrate.fit.published_kernels import AttentionRow
+from calibrate.fit.grid_search import GridOptimum, GridSearch, combinations, linear_grid
+from calibrate.fit.published_kernels import AttentionSample
 from clustersim.common.arrays import FloatArray
 from clustersim.common.dtypes import DType
 from clustersim.cost.roofline import attention_load
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 
-SHARES: Final = steps(0.35, 1.0, 0.01)
-MASKS: Final = (0.8, 0.85, 0.9, 0.95, 1.0)
+PEAK_SHARES: Final = linear_grid(0.35, 1.0, 0.01)
+CAUSAL_FACTORS: Final = (0.8, 0.85, 0.9, 0.95, 1.0)
 HEAD_OVERHEADS: Final = (0, 8, 16, 24, 32, 48, 64, 96)
 KEY_OVERHEADS: Final = (0, 32, 64, 96, 128, 192, 256, 384, 512)
-BLOCKS: Final = (64, 128, 256)
-FASTER: Final = steps(1.0, 3.0, 0.01)  # in formats with scales
+BLOCK_SIZES: Final = (64, 128, 256)
+SPEEDUPS: Final = linear_grid(1.0, 3.0, 0.01)  # in formats with scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,82 +32,103 @@ class AttentionGrid:
     """What is searched; a constant that is given has one value. even: sources count alike, not rows."""
 
     shares: FloatArray
-    masks: Sequence[float]
-    heads: Sequence[float]
-    keys: Sequence[float]
-    blocks: Sequence[int]
-    even: bool = False
+    causal_factors: Sequence[float]
+    head_overheads: Sequence[float]
+    key_overheads: Sequence[float]
+    block_sizes: Sequence[int]
+    equal_source_weights: bool = False
 
 
-def own_attention(constants: AttentionEfficiency) -> AttentionGrid:
+def single_point_grid(constants: AttentionEfficiency) -> AttentionGrid:
     """Given constants, nothing searched."""
     return AttentionGrid(
         shares=np.array([constants.share]),
-        masks=(constants.causal,),
-        heads=(constants.head_overhead,),
-        keys=(constants.key_overhead,),
-        blocks=(constants.block,),
+        causal_factors=(constants.causal,),
+        head_overheads=(constants.head_overhead,),
+        key_overheads=(constants.key_overhead,),
+        block_sizes=(constants.block,),
     )
 
 
-def search_attention(accelerator: Accelerator, rows: Sequence[AttentionRow], grid: AttentionGrid) -> Winner:
+def search_attention(accelerator: Accelerator, samples: Sequence[AttentionSample], grid: AttentionGrid) -> GridOptimum:
     """The best share, causal factor, head and key overheads and block of the grid, of one direction."""
-    search = GridSearch(np.array([row.seconds for row in rows]), [row.published for row in rows], even=grid.even)
-    causal = np.array([row.shape.causal for row in rows])
-    memory, start = _memory(accelerator, rows), accelerator.efficiency
-    for head, key, block in combinations(grid.heads, grid.keys, grid.blocks):
-        full = _full_rate(accelerator, _constants(1.0, 1.0, head, key, block), rows)
-        for mask in grid.masks:
-            compute = np.where(causal, full / mask, full)[None, :] / grid.shares[:, None]
-            seconds = np.maximum(compute, memory) + start.kernel_latency
-            labels = [(float(share), mask, float(head), float(key), float(block)) for share in grid.shares]
-            search.offer(labels, np.maximum(seconds, start.launch_interval))
-    return search.winner()
+    search = GridSearch(
+        np.array([sample.seconds for sample in samples]),
+        [sample.publication for sample in samples],
+        equal_source_weights=grid.equal_source_weights,
+    )
+    causal = np.array([sample.shape.causal for sample in samples])
+    memory, efficiency = _memory_seconds(accelerator, samples), accelerator.efficiency
+    for head_overhead, key_overhead, block in combinations(grid.head_overheads, grid.key_overheads, grid.block_sizes):
+        full_rate_seconds = _compute_seconds_at_peak(
+            accelerator, _efficiency(1.0, 1.0, head_overhead, key_overhead, block), samples
+        )
+        for causal_factor in grid.causal_factors:
+            compute = (
+                np.where(causal, full_rate_seconds / causal_factor, full_rate_seconds)[None, :] / grid.shares[:, None]
+            )
+            seconds = np.maximum(compute, memory) + efficiency.kernel_latency
+            labels = [
+                (float(share), causal_factor, float(head_overhead), float(key_overhead), float(block))
+                for share in grid.shares
+            ]
+            search.evaluate(labels, np.maximum(seconds, efficiency.launch_interval))
+    return search.optimum()
 
 
-def attention_constants(winner: Winner) -> AttentionEfficiency:
+def winner_constants(optimum: GridOptimum) -> AttentionEfficiency:
     """The constants that a search found."""
-    return _constants(*winner.constants)
+    return _efficiency(*optimum.constants)
 
 
 def fit_attention(
-    accelerator: Accelerator, rows: Sequence[AttentionRow], unmasked: float, *, even: bool = False
-) -> tuple[AttentionEfficiency, Winner]:
+    accelerator: Accelerator,
+    samples: Sequence[AttentionSample],
+    default_causal_factor: float,
+    *,
+    equal_source_weights: bool = False,
+) -> tuple[AttentionEfficiency, GridOptimum]:
     """Fit one direction's constants; unmasked: the causal factor to keep where no row has a causal mask."""
-    masks = MASKS if any(row.shape.causal for row in rows) else (unmasked,)
-    grid = AttentionGrid(SHARES, masks, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCKS, even)
-    winner = search_attention(accelerator, rows, grid)
-    return attention_constants(winner), winner
+    causal_factors = CAUSAL_FACTORS if any(sample.shape.causal for sample in samples) else (default_causal_factor,)
+    grid = AttentionGrid(PEAK_SHARES, causal_factors, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCK_SIZES, equal_source_weights)
+    optimum = search_attention(accelerator, samples, grid)
+    return winner_constants(optimum), optimum
 
 
-def fit_faster(
-    accelerator: Accelerator, rows: Sequence[AttentionRow], constants: AttentionEfficiency
-) -> tuple[AttentionEfficiency, Winner]:
+def fit_low_precision_speedup(
+    accelerator: Accelerator, samples: Sequence[AttentionSample], constants: AttentionEfficiency
+) -> tuple[AttentionEfficiency, GridOptimum]:
     """The constants of one direction, and how many times as fast it is in the format with scales of these rows."""
-    search = GridSearch(np.array([row.seconds for row in rows]), [row.published for row in rows])
-    wide = [replace(row, dtype=DType.BF16) for row in rows]
-    compute = _full_rate(accelerator, constants, wide) / constants.share
-    seconds = np.maximum(compute[None, :] / FASTER[:, None], _memory(accelerator, rows))
-    search.offer([(float(item),) for item in FASTER], seconds + accelerator.efficiency.kernel_latency)
-    winner = search.winner()
-    return replace(constants, formats={**constants.formats, rows[0].dtype: winner.constants[0]}), winner
+    search = GridSearch(np.array([sample.seconds for sample in samples]), [sample.publication for sample in samples])
+    bf16_samples = [replace(sample, dtype=DType.BF16) for sample in samples]
+    compute = _compute_seconds_at_peak(accelerator, constants, bf16_samples) / constants.share
+    seconds = np.maximum(compute[None, :] / SPEEDUPS[:, None], _memory_seconds(accelerator, samples))
+    search.evaluate([(float(item),) for item in SPEEDUPS], seconds + accelerator.efficiency.kernel_latency)
+    optimum = search.optimum()
+    return replace(constants, formats={**constants.formats, samples[0].dtype: optimum.constants[0]}), optimum
 
 
-def _constants(share: float, causal: float, head: float, key: float, block: float) -> AttentionEfficiency:
-    return AttentionEfficiency(share, causal, float(head), float(key), int(block))
+def _efficiency(
+    share: float, causal: float, head_overhead: float, key_overhead: float, block: float
+) -> AttentionEfficiency:
+    return AttentionEfficiency(share, causal, float(head_overhead), float(key_overhead), int(block))
 
 
-def _full_rate(accelerator: Accelerator, constants: AttentionEfficiency, rows: Sequence[AttentionRow]) -> FloatArray:
+def _compute_seconds_at_peak(
+    accelerator: Accelerator, constants: AttentionEfficiency, samples: Sequence[AttentionSample]
+) -> FloatArray:
     """Seconds of every row's arithmetic at a share of 1."""
-    loads = (attention_load(accelerator, constants, row.shape, _scores(row)) for row in rows)
-    peaks = (accelerator.peak_flops(row.dtype) for row in rows)
-    return np.array([row.flops / peak * load for row, peak, load in zip(rows, peaks, loads, strict=True)])
+    loads = (attention_load(accelerator, constants, sample.shape, _score_count(sample)) for sample in samples)
+    peaks = (accelerator.peak_flops(sample.dtype) for sample in samples)
+    return np.array([sample.flops / peak * load for sample, peak, load in zip(samples, peaks, loads, strict=True)])
 
 
-def _memory(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> FloatArray:
+def _memory_seconds(accelerator: Accelerator, samples: Sequence[AttentionSample]) -> FloatArray:
     """Seconds of every row's memory traffic."""
-    return np.array([row.moved for row in rows]) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
+    return np.array([sample.moved_bytes for sample in samples]) / (
+        accelerator.memory_bandwidth * accelerator.efficiency.memory
+    )
 
 
-def _scores(row: AttentionRow) -> float:
-    return row.flops / row.shape.flops_per_score(backward=row.backward)
+def _score_count(sample: AttentionSample) -> float:
+    return sample.flops / sample.shape.flops_per_score(backward=sample.backward)

@@ -18,140 +18,172 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.published_collectives import Benchmark
+from calibrate.fit.published_collectives import BenchmarkTable
 from clustersim.collectives.library import Library, NetworkConstants, NvlinkConstants, PipelineChunking
 from clustersim.collectives.tuner import VariantCosts, variant_seconds
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.link_technology import LinkTechnology
 
-VERBS: Final = (LinkTechnology.INFINIBAND, LinkTechnology.ROCE)  # whose messages NCCL's own constants are about
-INSIDE: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not tell
-PIPELINES: Final = tuple(
-    PipelineChunking(INSIDE, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6))
+RDMA_TECHNOLOGIES: Final = (
+    LinkTechnology.INFINIBAND,
+    LinkTechnology.ROCE,
+)  # whose messages NCCL's own constants are about
+INTRA_DOMAIN_FRACTION: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not tell
+PIPELINE_GRID: Final = tuple(
+    PipelineChunking(INTRA_DOMAIN_FRACTION, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6))
 )
-LAUNCHES: Final[Sequence[Seconds]] = tuple(index * 1e-6 for index in range(16))
-LATENCIES: Final[Sequence[Seconds]] = tuple(
+LAUNCH_GRID: Final[Sequence[Seconds]] = tuple(index * 1e-6 for index in range(16))
+LATENCY_GRID: Final[Sequence[Seconds]] = tuple(
     element * 1e-6 for element in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
 )
-SMALL: Final = 2**16  # bytes, below which a message's latency is most of its time
+SMALL_PAYLOAD: Final = 2**16  # bytes, below which a message's latency is most of its time
 
 
 @dataclass(frozen=True)
-class Fit:
+class CollectiveConstantsFit:
     """Misfits of each table with each candidate: [candidates]; only of tables that tell about a constant."""
 
     library: Library
-    launches: Mapping[Benchmark, FloatArray]
-    pipelines: Mapping[Benchmark, FloatArray]
-    latencies: Mapping[Benchmark, FloatArray]
+    launch_errors: Mapping[BenchmarkTable, FloatArray]
+    pipeline_errors: Mapping[BenchmarkTable, FloatArray]
+    latency_errors: Mapping[BenchmarkTable, FloatArray]
 
-    def best(self, without: str | None = None) -> Library:
+    def best_library(self, held_out_source: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
-        kept: dict[LinkTechnology | None, NvlinkConstants] = {
-            make: replace(nvlink_constants, launch_seconds=self._launch(make, nvlink_constants.launch_seconds, without))
-            for make, nvlink_constants in self._generations
+        nvlink_constants: dict[LinkTechnology | None, NvlinkConstants] = {
+            technology: replace(
+                constants, launch_seconds=self._best_launch(technology, constants.launch_seconds, held_out_source)
+            )
+            for technology, constants in self._nvlink_constants
         }
-        networks: dict[LinkTechnology | None, NetworkConstants] = {
-            make: replace(network_constants, message_latency=self._latency(make, without))
-            for make, network_constants in self._networks
+        network_constants: dict[LinkTechnology | None, NetworkConstants] = {
+            technology: replace(constants, message_latency=self._best_latency(technology, held_out_source))
+            for technology, constants in self._network_constants
         }
-        best = _least(self.pipelines, without)
+        best_pipeline = _best_candidate(self.pipeline_errors, held_out_source)
         return replace(
             self.library,
-            nvlink_by_technology={**self.library.nvlink_by_technology, **kept},
-            network_by_technology={**self.library.network_by_technology, **networks},
-            pipeline=self.library.pipeline if best is None else PIPELINES[best],
+            nvlink_by_technology={**self.library.nvlink_by_technology, **nvlink_constants},
+            network_by_technology={**self.library.network_by_technology, **network_constants},
+            pipeline=self.library.pipeline if best_pipeline is None else PIPELINE_GRID[best_pipeline],
         )
 
     @property
-    def _generations(self) -> list[tuple[LinkTechnology, NvlinkConstants]]:
-        makes = dict.fromkeys(table.place.generation for table in self.launches)
-        return [(make, self.library.nvlink_by_technology[make]) for make in makes]
+    def _nvlink_constants(self) -> list[tuple[LinkTechnology, NvlinkConstants]]:
+        technologies = dict.fromkeys(table.benchmark.scale_up_technology for table in self.launch_errors)
+        return [(technology, self.library.nvlink_by_technology[technology]) for technology in technologies]
 
     @property
-    def _networks(self) -> list[tuple[LinkTechnology, NetworkConstants]]:
-        makes = dict.fromkeys(table.place.network for table in self.latencies)
-        return [(make, self.library.network_by_technology[make]) for make in makes]
+    def _network_constants(self) -> list[tuple[LinkTechnology, NetworkConstants]]:
+        technologies = dict.fromkeys(table.benchmark.network_technology for table in self.latency_errors)
+        return [(technology, self.library.network_by_technology[technology]) for technology in technologies]
 
-    def _launch(self, make: LinkTechnology, own: Seconds | None, without: str | None) -> Seconds | None:
-        mine = {table: launch for table, launch in self.launches.items() if table.place.generation is make}
-        best = _least(mine, without)
-        return own if best is None else LAUNCHES[best]
+    def _best_launch(
+        self, technology: LinkTechnology, default: Seconds | None, held_out_source: str | None
+    ) -> Seconds | None:
+        errors_by_table = {
+            table: errors
+            for table, errors in self.launch_errors.items()
+            if table.benchmark.scale_up_technology is technology
+        }
+        best = _best_candidate(errors_by_table, held_out_source)
+        return default if best is None else LAUNCH_GRID[best]
 
-    def _latency(self, make: LinkTechnology, without: str | None) -> Seconds:
-        mine = {table: latency for table, latency in self.latencies.items() if table.place.network is make}
-        best = _least(mine, without)
-        return self.library.network_by_technology[None].message_latency if best is None else LATENCIES[best]
+    def _best_latency(self, technology: LinkTechnology, held_out_source: str | None) -> Seconds:
+        errors_by_table = {
+            table: errors
+            for table, errors in self.latency_errors.items()
+            if table.benchmark.network_technology is technology
+        }
+        best = _best_candidate(errors_by_table, held_out_source)
+        return self.library.network_by_technology[None].message_latency if best is None else LATENCY_GRID[best]
 
 
-def _least(misfits: Mapping[Benchmark, FloatArray], without: str | None) -> int | None:
+def _best_candidate(errors_by_table: Mapping[BenchmarkTable, FloatArray], held_out_source: str | None) -> int | None:
     """The number of the best candidate by the tables of other sources; None if there are none."""
-    kept = [(table.source, misfit) for table, misfit in misfits.items() if table.source != without]
-    if not kept:
+    source_errors = [
+        (table.source, errors) for table, errors in errors_by_table.items() if table.source != held_out_source
+    ]
+    if not source_errors:
         return None
-    sources = [source for source, _ in kept]
+    sources = [source for source, _ in source_errors]
     weights = np.array([1.0 / sources.count(source) for source in sources])
-    return int(np.tensordot(weights, np.array([array for _, array in kept]), axes=1).argmin())
+    return int(np.tensordot(weights, np.array([errors for _, errors in source_errors]), axes=1).argmin())
 
 
-def fit(surveys: Mapping[Benchmark, VariantCosts], library: Library) -> Fit:
+def fit_collective_constants(
+    costs_by_table: Mapping[BenchmarkTable, VariantCosts], library: Library
+) -> CollectiveConstantsFit:
     """Judge every candidate by every table that tells about it."""
-    fitted = [table for table in surveys if table.fitted]
-    other = [table for table in fitted if table.between and table.place.network not in VERBS]
-    plain = [table for table in fitted if table not in other]
-    return Fit(
+    fitted = [table for table in costs_by_table if table.is_fitted]
+    non_rdma = [
+        table
+        for table in fitted
+        if table.crosses_network and table.benchmark.network_technology not in RDMA_TECHNOLOGIES
+    ]
+    rdma_or_nvlink = [table for table in fitted if table not in non_rdma]
+    return CollectiveConstantsFit(
         library,
         {
-            table: _by_launch(table, surveys[table])
-            for table in plain
-            if not table.large.all() and table.place.per_process == 1
+            table: _launch_errors(table, costs_by_table[table])
+            for table in rdma_or_nvlink
+            if not table.is_large.all() and table.benchmark.gpus_per_process == 1
         },
-        {table: _by_pipeline(table, surveys[table]) for table in plain if table.large.any()},
-        {table: _by_latency(table, library) for table in other if (np.array(table.sizes) < SMALL).any()},
+        {table: _pipeline_errors(table, costs_by_table[table]) for table in rdma_or_nvlink if table.is_large.any()},
+        {table: _latency_errors(table, library) for table in non_rdma if (np.array(table.sizes) < SMALL_PAYLOAD).any()},
     )
 
 
-def _by_launch(table: Benchmark, choices: VariantCosts) -> FloatArray:
-    launched = np.array([offer.adds_launch for offer in choices.variants])
-    shipped = choices.library.launch_seconds_on(choices.technologies)
-    extra = np.multiply.outer(np.array(LAUNCHES) - shipped, launched)[:, :, None]
-    small = np.flatnonzero(~table.large)
+def _launch_errors(table: BenchmarkTable, variant_costs: VariantCosts) -> FloatArray:
+    launched = np.array([variant.adds_launch for variant in variant_costs.variants])
+    packaged_launch = variant_costs.library.launch_seconds_on(variant_costs.technologies)
+    extra = np.multiply.outer(np.array(LAUNCH_GRID) - packaged_launch, launched)[:, :, None]
+    small = np.flatnonzero(~table.is_large)
     seconds = [
-        (extra + variant_seconds(choices, table.sizes[place]).seconds).min(axis=1).max(axis=1) for place in small
+        (extra + variant_seconds(variant_costs, table.sizes[size_index]).seconds).min(axis=1).max(axis=1)
+        for size_index in small
     ]
-    return _misfit(table, np.stack(seconds, axis=1), small)
+    return _mean_relative_error(table, np.stack(seconds, axis=1), small)
 
 
-def _by_pipeline(table: Benchmark, choices: VariantCosts) -> FloatArray:
-    large = np.flatnonzero(table.large)
-    found = [
-        _seconds(table, replace(choices, library=replace(choices.library, pipeline=pipeline_chunking)), large)
-        for pipeline_chunking in PIPELINES
+def _pipeline_errors(table: BenchmarkTable, variant_costs: VariantCosts) -> FloatArray:
+    large = np.flatnonzero(table.is_large)
+    candidate_seconds = [
+        _predicted_seconds(
+            table, replace(variant_costs, library=replace(variant_costs.library, pipeline=pipeline)), large
+        )
+        for pipeline in PIPELINE_GRID
     ]
-    return _misfit(table, np.array(found), large)
+    return _mean_relative_error(table, np.array(candidate_seconds), large)
 
 
-def _by_latency(table: Benchmark, library: Library) -> FloatArray:
-    small = np.flatnonzero(np.array(table.sizes) < SMALL)
-    found = [_seconds(table, table.place.survey(_with_latency(library, table, item)), small) for item in LATENCIES]
-    return _misfit(table, np.array(found), small)
+def _latency_errors(table: BenchmarkTable, library: Library) -> FloatArray:
+    small = np.flatnonzero(np.array(table.sizes) < SMALL_PAYLOAD)
+    candidate_seconds = [
+        _predicted_seconds(table, table.benchmark.evaluate_variants(_with_latency(library, table, latency)), small)
+        for latency in LATENCY_GRID
+    ]
+    return _mean_relative_error(table, np.array(candidate_seconds), small)
 
 
-def _with_latency(library: Library, table: Benchmark, latency: Seconds) -> Library:
-    make = table.place.network
+def _with_latency(library: Library, table: BenchmarkTable, latency: Seconds) -> Library:
+    technology = table.benchmark.network_technology
     return replace(
         library,
         network_by_technology=dict(library.network_by_technology)
-        | {make: replace(library.network_by_technology[make], message_latency=latency)},
+        | {technology: replace(library.network_by_technology[technology], message_latency=latency)},
     )
 
 
-def _seconds(table: Benchmark, choices: VariantCosts, places: IntArray) -> list[Seconds]:
-    return [float(variant_seconds(choices, table.sizes[place]).seconds.min(axis=0).max()) for place in places]
+def _predicted_seconds(table: BenchmarkTable, variant_costs: VariantCosts, size_indices: IntArray) -> list[Seconds]:
+    return [
+        float(variant_seconds(variant_costs, table.sizes[size_index]).seconds.min(axis=0).max())
+        for size_index in size_indices
+    ]
 
 
-def _misfit(table: Benchmark, seconds: FloatArray, places: IntArray) -> FloatArray:
+def _mean_relative_error(table: BenchmarkTable, seconds: FloatArray, size_indices: IntArray) -> FloatArray:
     """Mean |predicted / measured - 1| over some sizes; seconds: [candidates, sizes]."""
-    misfit: FloatArray = np.abs(table.ratios(seconds, places) - 1.0).mean(axis=1)
-    return misfit
+    mean_error: FloatArray = np.abs(table.ratios(seconds, size_indices) - 1.0).mean(axis=1)
+    return mean_error

@@ -18,155 +18,181 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.fit.collective_constants import Fit, fit
-from calibrate.fit.fit_quality import Quality
-from calibrate.fit.published_collectives import Benchmark, read_benchmarks
+from calibrate.fit.collective_constants import CollectiveConstantsFit, fit_collective_constants
+from calibrate.fit.fit_quality import FitQuality
+from calibrate.fit.published_collectives import BenchmarkTable, read_benchmarks
 from clustersim.collectives.library import Library, load_library
 from clustersim.collectives.tuner import VariantCosts, select_variants
-from clustersim.validation.error_statistics import grouped
+from clustersim.validation.error_statistics import group_by
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class BenchmarkErrors:
     """Predicted over measured for each size of a benchmark."""
 
-    benchmark: Benchmark
+    table: BenchmarkTable
     ratios: tuple[float, ...]
     algorithms: tuple[str, ...]
 
     def mape(self, *, large: bool) -> float:
         """Mean absolute percentage error of the sizes from 1 MiB on, or below; nan if there are none."""
-        errors = np.abs(np.array(self.ratios)[self.benchmark.large == large] - 1) * 100
+        errors = np.abs(np.array(self.ratios)[self.table.is_large == large] - 1) * 100
         return float(errors.mean()) if errors.size else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class BenchmarkEvaluation:
     """A table as constants predict it that were fitted to all tables, and to those of all other sources."""
 
-    errors: Errors
-    left_out: Errors
+    in_sample: BenchmarkErrors
+    out_of_sample: BenchmarkErrors
 
     @property
-    def table(self) -> Benchmark:
+    def table(self) -> BenchmarkTable:
         """What was measured."""
-        return self.errors.benchmark
+        return self.in_sample.table
 
 
-def compare(benchmark: Benchmark, choices: VariantCosts) -> Errors:
+def compare_benchmark(table: BenchmarkTable, variant_costs: VariantCosts) -> BenchmarkErrors:
     """Predict every size of a benchmark; the slowest group counts."""
-    predicted = [select_variants(choices, size) for size in benchmark.sizes]
-    ratios = benchmark.ratios(np.array([selection.seconds.max() for selection in predicted]))
-    return Errors(benchmark, tuple(ratios.tolist()), tuple(item.slowest_variant.name for item in predicted))
-
-
-def survey(library: Library) -> dict[Benchmark, VariantCosts]:
-    """Cost the library's offers for every published table that it is about."""
-    tables = (table for table in read_benchmarks() if table.place.machine.library == library.name)
-    return {table: table.place.survey(library) for table in tables}
-
-
-def judge_tables(library: Library, fits: Fit) -> list[Judged]:
-    """Every table with a library's constants, and with those that fit all sources but its own best."""
-    tables = survey(library)
-    others = {source: fits.best(source) for source in dict.fromkeys(table.source for table in tables)}
-    return [_judged(table, choices, others[table.source]) for table, choices in tables.items()]
-
-
-def _judged(table: Benchmark, choices: VariantCosts, others: Library) -> Judged:
-    """Networks' constants are in what was surveyed, so the others' survey is their own."""
-    return Judged(compare(table, choices), compare(table, table.place.survey(others)))
-
-
-def judge(library: Library) -> list[Quality]:
-    """How well the library predicts collectives of each GPU, and with constants fitted to all other sources."""
-    judged = judge_tables(library, fit(survey(library), library))
-    kinds = sorted({item.table.place.kind for item in judged})
-    return [_quality(kind, judged, large=large) for kind in kinds for large in (True, False)]
-
-
-def _quality(kind: str, judged: Sequence[Judged], *, large: bool) -> Quality:
-    mine = [item for item in judged if item.table.place.kind == kind]
-    return Quality(
-        accelerator=kind,
-        kind=f"collectives {'>=' if large else '<'} 1 MiB",
-        n=sum(int((element.table.large == large).sum()) for element in mine),
-        mape=_mape([entry.errors for entry in mine], large=large) / 100.0,
-        loo_mape=_mape([each.left_out for each in mine], large=large) / 100.0,
+    selections = [select_variants(variant_costs, size) for size in table.sizes]
+    ratios = table.ratios(np.array([selection.seconds.max() for selection in selections]))
+    return BenchmarkErrors(
+        table, tuple(ratios.tolist()), tuple(selection.slowest_variant.name for selection in selections)
     )
 
 
-def macro(judged: Iterable[Judged], *, large: bool, left_out: bool) -> float:
+def cost_benchmarks(library: Library) -> dict[BenchmarkTable, VariantCosts]:
+    """Cost the library's offers for every published table that it is about."""
+    tables = (table for table in read_benchmarks() if table.benchmark.link_rates.library == library.name)
+    return {table: table.benchmark.evaluate_variants(library) for table in tables}
+
+
+def evaluate_benchmarks(library: Library, fits: CollectiveConstantsFit) -> list[BenchmarkEvaluation]:
+    """Every table with a library's constants, and with those that fit all sources but its own best."""
+    tables = cost_benchmarks(library)
+    held_out_libraries = {
+        source: fits.best_library(source) for source in dict.fromkeys(table.source for table in tables)
+    }
+    return [_evaluate(table, choices, held_out_libraries[table.source]) for table, choices in tables.items()]
+
+
+def _evaluate(table: BenchmarkTable, variant_costs: VariantCosts, held_out_library: Library) -> BenchmarkEvaluation:
+    """Networks' constants are in what was surveyed, so the others' survey is their own."""
+    return BenchmarkEvaluation(
+        compare_benchmark(table, variant_costs),
+        compare_benchmark(table, table.benchmark.evaluate_variants(held_out_library)),
+    )
+
+
+def collective_fit_quality(library: Library) -> list[FitQuality]:
+    """How well the library predicts collectives of each GPU, and with constants fitted to all other sources."""
+    evaluations = evaluate_benchmarks(library, fit_collective_constants(cost_benchmarks(library), library))
+    kinds = sorted({evaluation.table.benchmark.gpu_family for evaluation in evaluations})
+    return [_gpu_quality(kind, evaluations, large=large) for kind in kinds for large in (True, False)]
+
+
+def _gpu_quality(kind: str, evaluations: Sequence[BenchmarkEvaluation], *, large: bool) -> FitQuality:
+    selected = [evaluation for evaluation in evaluations if evaluation.table.benchmark.gpu_family == kind]
+    return FitQuality(
+        accelerator=kind,
+        kind=f"collectives {'>=' if large else '<'} 1 MiB",
+        n=sum(int((evaluation.table.is_large == large).sum()) for evaluation in selected),
+        mape=_mean_mape([evaluation.in_sample for evaluation in selected], large=large) / 100.0,
+        loo_mape=_mean_mape([evaluation.out_of_sample for evaluation in selected], large=large) / 100.0,
+    )
+
+
+def macro_mape(evaluations: Iterable[BenchmarkEvaluation], *, large: bool, out_of_sample: bool) -> float:
     """Mean over sources of the mean over a source's tables; percent."""
-    sources = grouped(judged, lambda each: each.table.source).values()
-    each = np.array([_mape([_side(one, left_out=left_out) for one in source], large=large) for source in sources])
-    return float(np.nanmean(each))
+    sources = group_by(evaluations, lambda source_mapes: source_mapes.table.source).values()
+    source_mapes = np.array(
+        [
+            _mean_mape([_select_errors(evaluation, out_of_sample=out_of_sample) for evaluation in source], large=large)
+            for source in sources
+        ]
+    )
+    return float(np.nanmean(source_mapes))
 
 
-def _side(judged: Judged, *, left_out: bool) -> Errors:
-    return judged.left_out if left_out else judged.errors
+def _select_errors(evaluation: BenchmarkEvaluation, *, out_of_sample: bool) -> BenchmarkErrors:
+    return evaluation.out_of_sample if out_of_sample else evaluation.in_sample
 
 
-def report(judged: Sequence[Judged]) -> str:
+def format_report(evaluations: Sequence[BenchmarkEvaluation]) -> str:
     """One line per benchmark, one per GPU type, one per source, and the means over sources."""
     lines = [f"{'':<64}{'':<4}{'fitted':>16}  {'left out by source':>18}"]
-    lines += [f"{'source':<19}{'gpu':<14}{'gpus':>6} {'network':<11}{'collective':<18}{_HEAD}  {_HEAD}{'sizes':>6}"]
-    lines += [f"{_named(item.errors)}{_both([item])}{len(item.errors.ratios):>6}" for item in judged]
-    lines += _grouped(judged, "mean over tables of", lambda each: each.table.place.kind)
-    lines += _grouped(judged, "mean over tables of", lambda each: each.table.source)
+    lines += [
+        f"{'source':<19}{'gpu':<14}{'gpus':>6} {'network':<11}{'collective':<18}{_SIZE_COLUMNS}  {_SIZE_COLUMNS}{'sizes':>6}"
+    ]
+    lines += [
+        f"{_benchmark_label(evaluation.in_sample)}{_error_columns([evaluation])}{len(evaluation.in_sample.ratios):>6}"
+        for evaluation in evaluations
+    ]
+    lines += _group_lines(evaluations, "mean over tables of", lambda evaluation: evaluation.table.benchmark.gpu_family)
+    lines += _group_lines(evaluations, "mean over tables of", lambda evaluation: evaluation.table.source)
     means = [
-        f"{macro(judged, large=large, left_out=left):>6.1f} %" for left in (False, True) for large in (True, False)
+        f"{macro_mape(evaluations, large=large, out_of_sample=out_of_sample):>6.1f} %"
+        for out_of_sample in (False, True)
+        for large in (True, False)
     ]
     lines += [f"{'mean over sources':<68}{means[0]}{means[1]}  {means[2]}{means[3]}"]
     lines += ["* not fitted: with what a framework does on the host before each call"]
     return "\n".join(lines)
 
 
-_HEAD = f"{'>= 1 MiB':>8}{'< 1 MiB':>8}"
+_SIZE_COLUMNS = f"{'>= 1 MiB':>8}{'< 1 MiB':>8}"
 
 
-def _grouped(judged: Iterable[Judged], words: str, of: Callable[[Judged], str]) -> list[str]:
-    return [f"{words + ' ' + name:<68}{_both(group)}" for name, group in grouped(judged, of).items()]
+def _group_lines(
+    evaluations: Iterable[BenchmarkEvaluation], label: str, key: Callable[[BenchmarkEvaluation], str]
+) -> list[str]:
+    return [f"{label + ' ' + name:<68}{_error_columns(group)}" for name, group in group_by(evaluations, key).items()]
 
 
-def _named(errors: Errors) -> str:
-    known = errors.benchmark.place
-    mark = " " if errors.benchmark.fitted else "*"
-    what = f"{known.collective.value}{' ' + known.algorithm if known.algorithm else ''}"
-    network = known.network.value if errors.benchmark.between else "-"
-    return f"{errors.benchmark.source + mark:<19}{known.gpu:<14}{known.gpus:>6} {network:<11}{what:<18}"[:68].ljust(68)
+def _benchmark_label(errors: BenchmarkErrors) -> str:
+    benchmark = errors.table.benchmark
+    footnote = " " if errors.table.is_fitted else "*"
+    collective = f"{benchmark.collective.value}{' ' + benchmark.algorithm if benchmark.algorithm else ''}"
+    network = benchmark.network_technology.value if errors.table.crosses_network else "-"
+    return f"{errors.table.source + footnote:<19}{benchmark.gpu:<14}{benchmark.gpu_count:>6} {network:<11}{collective:<18}"[
+        :68
+    ].ljust(68)
 
 
-def _both(judged: Sequence[Judged]) -> str:
-    sides = ([_side(item, left_out=left) for item in judged] for left in (False, True))
-    return "  ".join(_percent(side) for side in sides)
+def _error_columns(evaluations: Sequence[BenchmarkEvaluation]) -> str:
+    columns = (
+        [_select_errors(evaluation, out_of_sample=out_of_sample) for evaluation in evaluations]
+        for out_of_sample in (False, True)
+    )
+    return "  ".join(_format_mapes(errors) for errors in columns)
 
 
-def _percent(errors: Sequence[Errors]) -> str:
-    return f"{_mape(errors, large=True):>6.1f} %{_mape(errors, large=False):>6.1f} %"
+def _format_mapes(errors: Sequence[BenchmarkErrors]) -> str:
+    return f"{_mean_mape(errors, large=True):>6.1f} %{_mean_mape(errors, large=False):>6.1f} %"
 
 
-def _mape(errors: Sequence[Errors], *, large: bool) -> float:
+def _mean_mape(errors: Sequence[BenchmarkErrors], *, large: bool) -> float:
     """Mean over tables that have such sizes; nan if none has."""
-    each = np.array([known.mape(large=large) for known in errors])
-    return float(np.nanmean(each)) if np.isfinite(each).any() else float("nan")
+    mapes = np.array([benchmark_errors.mape(large=large) for benchmark_errors in errors])
+    return float(np.nanmean(mapes)) if np.isfinite(mapes).any() else float("nan")
 
 
-def _constants(library: Library) -> str:
+def _format_constants(library: Library) -> str:
     pipeline = library.pipeline
-    known = library.nvlink_by_technology.items()
+    constants_by_technology = library.nvlink_by_technology.items()
     launches = (
-        f"{make.value} {nvlink_constants.launch_seconds * 1e6:.0f} us"
-        for make, nvlink_constants in known
-        if make and nvlink_constants.launch_seconds is not None
+        f"{technology.value} {constants.launch_seconds * 1e6:.0f} us"
+        for technology, constants in constants_by_technology
+        if technology and constants.launch_seconds is not None
     )
     networks = (
-        f"{make.value} {network_constants.message_latency * 1e6:.0f} us"
-        for make, network_constants in library.network_by_technology.items()
-        if make
+        f"{technology.value} {constants.message_latency * 1e6:.0f} us"
+        for technology, constants in library.network_by_technology.items()
+        if technology
     )
-    cut = f"inside {pipeline.intra_domain_fraction:.1f}, between {pipeline.inter_domain_fraction:.1f}, chunk {pipeline.max_chunk_bytes / 1e6:.0f} MB"
-    return f"launch {', '.join(launches)}; latency {', '.join(networks)}; pipeline {cut}"
+    chunking = f"inside {pipeline.intra_domain_fraction:.1f}, between {pipeline.inter_domain_fraction:.1f}, chunk {pipeline.max_chunk_bytes / 1e6:.0f} MB"
+    return f"launch {', '.join(launches)}; latency {', '.join(networks)}; pipeline {chunking}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,20 +204,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Print how predicted and published times compare."""
     library = load_library("nccl")
-    fits = fit(survey(library), library)
+    fits = fit_collective_constants(cost_benchmarks(library), library)
     if options.fit:
-        library = fits.best()
-        print(f"fitted: {_constants(library)}")
-    judged = judge_tables(library, fits)
+        library = fits.best_library()
+        print(f"fitted: {_format_constants(library)}")
+    evaluations = evaluate_benchmarks(library, fits)
     if options.detail:
-        print("\n".join(_detail(item.errors) for item in judged))
-    print(report(judged))
+        print("\n".join(_format_sizes(evaluation.in_sample) for evaluation in evaluations))
+    print(format_report(evaluations))
 
 
-def _detail(errors: Errors) -> str:
+def _format_sizes(errors: BenchmarkErrors) -> str:
     """Every size of one benchmark."""
-    known = errors.benchmark
-    rows = zip(known.sizes, known.measured, errors.ratios, errors.algorithms, strict=True)
-    lines = [f"{size:>14.0f} B {time * 1e6:>10.1f} us x {ratio:.2f} {name}" for size, time, ratio, name in rows]
-    place = known.place
-    return "\n".join([f"{known.source} {place.gpu} {place.gpus} {place.collective.value}", *lines])
+    table = errors.table
+    sizes = zip(table.sizes, table.measured_seconds, errors.ratios, errors.algorithms, strict=True)
+    lines = [f"{size:>14.0f} B {time * 1e6:>10.1f} us x {ratio:.2f} {name}" for size, time, ratio, name in sizes]
+    benchmark = table.benchmark
+    return "\n".join([f"{table.source} {benchmark.gpu} {benchmark.gpu_count} {benchmark.collective.value}", *lines])

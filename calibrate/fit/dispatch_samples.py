@@ -15,26 +15,31 @@ from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.topology import LINK_KINDS
 from clustersim.program.task import CollectiveType, TokenDispatcher
-from clustersim.validation.cases import Case
-from clustersim.validation.collectives import SHIPPED, Place, place_of, read_collectives
-from clustersim.validation.dispatch_benchmark import KINDS, Dispatched, dispatched, seconds_of
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.collectives import PUBLISHED_TABLE, CollectiveBenchmark, parse_benchmark, read_collectives
+from clustersim.validation.dispatch_benchmark import (
+    COLLECTIVE_BY_NAME,
+    DispatchBenchmark,
+    measured_dispatch_seconds,
+    parse_dispatch_benchmark,
+)
 
-Constants = Mapping[str, float]
-NVLINK, NETWORK, ROUND = "nvlink", "network", "round"
-COMBINE, ROW, RATE, RATE_BACK, KERNELS = "combine", "row", "rate", "rate back", "kernels"
-CHUNK = "chunk"
+DispatchConstants = Mapping[str, float]
+NVLINK_SHARE, NETWORK_SHARE, STEP_LATENCY = "nvlink", "network", "round"
+COMBINE_SHARE, TOKEN_SECONDS, SM_RATE, COMBINE_SM_RATE, KERNEL_SHARE = "combine", "row", "rate", "rate back", "kernels"
+CHUNK_SECONDS = "chunk"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PortLoad:
     """What the busiest ports of one kind carry, and their nominal rate; no bytes where none is crossed."""
 
-    size: Bytes = 0.0
+    transferred_bytes: Bytes = 0.0
     rate: BytesPerSecond = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class DispatchSample:
     """A published row, compared by identity.
 
     latency: seconds in which nothing moves; together: rows that are handed over at once, 0 where it does not matter;
@@ -42,93 +47,110 @@ class Row:
     """
 
     source: str
-    place: Place
-    sent: Dispatched
-    measured: Seconds
-    latency: Seconds
-    loads: Mapping[Medium, Load]
-    together: int
+    benchmark: CollectiveBenchmark
+    dispatch: DispatchBenchmark
+    measured_seconds: Seconds
+    latency_seconds: Seconds
+    port_loads: Mapping[Medium, PortLoad]
+    tokens_per_chunk: int
     fitted: bool
 
     @property
-    def where(self) -> tuple[str, str, int]:
+    def fold_key(self) -> tuple[str, str, int]:
         """What is left out together: source, GPU, ranks."""
-        return self.source, self.place.gpu, self.place.gpus
+        return self.source, self.benchmark.gpu, self.benchmark.gpu_count
 
     @property
     def dispatcher(self) -> TokenDispatcher:
         """Whose kernels sent it."""
-        return self.sent.routing.dispatcher
+        return self.dispatch.routing.dispatcher
 
-    def ratio(self, constants: Constants) -> float:
+    def ratio(self, constants: DispatchConstants) -> float:
         """What constants predict, over what was measured."""
-        return self.seconds(constants) / self.measured
+        return self.predicted_seconds(constants) / self.measured_seconds
 
-    def seconds(self, constants: Constants) -> Seconds:
+    def predicted_seconds(self, constants: DispatchConstants) -> Seconds:
         """What constants say, in closed form: a test holds it to the model."""
-        back = self.sent.collective is CollectiveType.COMBINE
-        share = constants[COMBINE] if back else 1.0
-        rate, chunk = (constants[RATE_BACK], constants[CHUNK]) if back else (constants[RATE], 0.0)
-        handling = SmCopyCost(constants[ROW], rate, chunk / self.together if self.together else 0.0)
-        ceiling = (self.sent.sms or self.sent.library.sm_count) * handling.sm_rate(
-            self.sent.routing.token_bytes, self.place.gpus
+        is_combine = self.dispatch.collective is CollectiveType.COMBINE
+        share = constants[COMBINE_SHARE] if is_combine else 1.0
+        rate, chunk = (
+            (constants[COMBINE_SM_RATE], constants[CHUNK_SECONDS]) if is_combine else (constants[SM_RATE], 0.0)
         )
-        nvlink, network = self.loads[Medium.NVLINK], self.loads[Medium.NETWORK]
-        inside = nvlink.size / min(nvlink.rate * constants[NVLINK] * share, ceiling)
-        moving = max(inside, network.size / (network.rate * constants[NETWORK] * share))
-        between = constants[ROUND] if network.size else 0.0
-        return (self.latency + between + moving) * (constants[KERNELS] if self.sent.kernels else 1.0)
+        copy_cost = SmCopyCost(
+            constants[TOKEN_SECONDS], rate, chunk / self.tokens_per_chunk if self.tokens_per_chunk else 0.0
+        )
+        ceiling = (self.dispatch.sm_count or self.dispatch.library.sm_count) * copy_cost.sm_rate(
+            self.dispatch.routing.token_bytes, self.benchmark.gpu_count
+        )
+        nvlink, network = self.port_loads[Medium.NVLINK], self.port_loads[Medium.NETWORK]
+        nvlink_seconds = nvlink.transferred_bytes / min(nvlink.rate * constants[NVLINK_SHARE] * share, ceiling)
+        transfer_seconds = max(
+            nvlink_seconds, network.transferred_bytes / (network.rate * constants[NETWORK_SHARE] * share)
+        )
+        step_latency = constants[STEP_LATENCY] if network.transferred_bytes else 0.0
+        return (self.latency_seconds + step_latency + transfer_seconds) * (
+            constants[KERNEL_SHARE] if self.dispatch.is_kernel_only else 1.0
+        )
 
 
-def read_rows(path: Path = SHIPPED) -> list[Row]:
+def read_dispatch_samples(path: Path = PUBLISHED_TABLE) -> list[DispatchSample]:
     """The published rows of dispatchers."""
-    return [_row(case) for case in read_collectives(path) if case.text("collective") in KINDS]
+    return [_dispatch_sample(case) for case in read_collectives(path) if case.text("collective") in COLLECTIVE_BY_NAME]
 
 
-def _row(case: Case) -> Row:
-    place, sent = place_of(case), dispatched(case)
-    fabric, members = place.fabric, np.arange(place.gpus)[None]
-    surveyor = Tuner(fabric, sent.used(sent.library, place.gpus), sent.routing)
-    found = select_variants(surveyor.evaluate_variants(sent.collective, members), sent.payload)
-    crossings = surveyor.link_loads(sent.collective, members, found.slowest_variant).load_matrix
-    spans = surveyor.group_topologies(members)[0].domain_count
-    bandwidth = effective_bandwidth(fabric.links, surveyor.library, found.slowest_variant, spans)[crossings.link_index]
-    size, nominal = sent.payload * crossings.seconds_per_byte * bandwidth, fabric.links.bandwidth[crossings.link_index]
-    media = np.array([MEDIUM_OF_KIND[kind].value for kind in LINK_KINDS])[fabric.links.kind[crossings.link_index]]
+def _dispatch_sample(case: ValidationCase) -> DispatchSample:
+    benchmark, dispatch = parse_benchmark(case), parse_dispatch_benchmark(case)
+    fabric, members = benchmark.fabric, np.arange(benchmark.gpu_count)[None]
+    tuner = Tuner(fabric, dispatch.configured_library(dispatch.library, benchmark.gpu_count), dispatch.routing)
+    selection = select_variants(tuner.evaluate_variants(dispatch.collective, members), dispatch.payload)
+    link_loads = tuner.link_loads(dispatch.collective, members, selection.slowest_variant).load_matrix
+    domain_count = tuner.group_topologies(members)[0].domain_count
+    bandwidth = effective_bandwidth(fabric.links, tuner.library, selection.slowest_variant, domain_count)[
+        link_loads.link_index
+    ]
+    size, nominal = (
+        dispatch.payload * link_loads.seconds_per_byte * bandwidth,
+        fabric.links.bandwidth[link_loads.link_index],
+    )
+    media = np.array([MEDIUM_OF_KIND[kind].value for kind in LINK_KINDS])[fabric.links.kind[link_loads.link_index]]
     loads = {}
     for medium in Medium:
-        own = np.flatnonzero(media == medium.value)
-        busiest = own[(size[own] / nominal[own]).argmax()] if len(own) else None
-        loads[medium] = Load() if busiest is None else Load(float(size[busiest]), float(nominal[busiest]))
-    measured = seconds_of(case, sent.counted(fabric, place.gpus))
-    rounds = found.slowest_variant.step_seconds[Medium.NETWORK] if spans > 1 else 0.0
-    latency = float(found.latency.max()) - rounds
-    handling = found.slowest_variant.sm_copy_cost
-    together = handling.tokens_per_chunk(place.gpus) if handling and handling.chunk_tokens else 0
-    return Row(case.text("source"), place, sent, measured, latency, loads, together, case.is_yes("in_fit"))
+        medium_entries = np.flatnonzero(media == medium.value)
+        busiest = (
+            medium_entries[(size[medium_entries] / nominal[medium_entries]).argmax()] if len(medium_entries) else None
+        )
+        loads[medium] = PortLoad() if busiest is None else PortLoad(float(size[busiest]), float(nominal[busiest]))
+    measured = measured_dispatch_seconds(case, dispatch.counted_bytes(fabric, benchmark.gpu_count))
+    step_latency = selection.slowest_variant.step_seconds[Medium.NETWORK] if domain_count > 1 else 0.0
+    latency = float(selection.latency.max()) - step_latency
+    copy_cost = selection.slowest_variant.sm_copy_cost
+    tokens_per_chunk = copy_cost.tokens_per_chunk(benchmark.gpu_count) if copy_cost and copy_cost.chunk_tokens else 0
+    return DispatchSample(
+        case.text("source"), benchmark, dispatch, measured, latency, loads, tokens_per_chunk, case.boolean("in_fit")
+    )
 
 
-def constants_of(library: Library) -> dict[str, float]:
+def dispatcher_constants(library: Library) -> dict[str, float]:
     """The fitted constants of a dispatcher."""
-    (there, passed), (back, returned) = (
-        _offer(library, kind) for kind in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
+    (dispatch, dispatch_copy), (combine, combine_copy) = (
+        _algorithm_variant(library, kind) for kind in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
     )
     return {
-        NVLINK: library.nvlink_by_technology[None].efficiency,
-        NETWORK: library.network_by_technology[None].efficiency,
-        ROUND: there.step_seconds[Medium.NETWORK],
-        COMBINE: back.efficiency,
-        ROW: passed.token_seconds,
-        RATE: passed.rate,
-        RATE_BACK: returned.rate,
-        CHUNK: returned.chunk_seconds,
-        KERNELS: library.kernel_share,
+        NVLINK_SHARE: library.nvlink_by_technology[None].efficiency,
+        NETWORK_SHARE: library.network_by_technology[None].efficiency,
+        STEP_LATENCY: dispatch.step_seconds[Medium.NETWORK],
+        COMBINE_SHARE: combine.efficiency,
+        TOKEN_SECONDS: dispatch_copy.token_seconds,
+        SM_RATE: dispatch_copy.rate,
+        COMBINE_SM_RATE: combine_copy.rate,
+        CHUNK_SECONDS: combine_copy.chunk_seconds,
+        KERNEL_SHARE: library.kernel_share,
     }
 
 
-def _offer(library: Library, kind: CollectiveType) -> tuple[AlgorithmVariant, SmCopyCost]:
+def _algorithm_variant(library: Library, kind: CollectiveType) -> tuple[AlgorithmVariant, SmCopyCost]:
     """The one offer for a collective, and its handling of rows."""
-    (offer,) = library.variants_for(kind)
-    if offer.sm_copy_cost is None:
+    (variant,) = library.variants_for(kind)
+    if variant.sm_copy_cost is None:
         raise ValueError(f"{library.name}: no handling of {kind.value}")
-    return offer, offer.sm_copy_cost
+    return variant, variant.sm_copy_cost

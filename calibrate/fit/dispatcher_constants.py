@@ -24,78 +24,83 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.dispatch_samples import (
-    CHUNK,
-    COMBINE,
-    KERNELS,
-    NETWORK,
-    NVLINK,
-    RATE,
-    RATE_BACK,
-    ROUND,
-    ROW,
-    Constants,
-    Row,
-    constants_of,
-    read_rows,
+    CHUNK_SECONDS,
+    COMBINE_SHARE,
+    COMBINE_SM_RATE,
+    KERNEL_SHARE,
+    NETWORK_SHARE,
+    NVLINK_SHARE,
+    SM_RATE,
+    STEP_LATENCY,
+    TOKEN_SECONDS,
+    DispatchConstants,
+    DispatchSample,
+    dispatcher_constants,
+    read_dispatch_samples,
 )
 from clustersim.collectives.library import load_dispatcher
 from clustersim.program.task import TokenDispatcher
-from clustersim.validation.error_statistics import grouped
+from clustersim.validation.error_statistics import group_by
 
 DISPATCHERS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
-_SHARES: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
-GRIDS: Final[Mapping[str, Sequence[float]]] = {
-    **dict.fromkeys((NVLINK, NETWORK, KERNELS), _SHARES),
-    ROUND: tuple(step * 1e-5 for step in range(61)),
-    COMBINE: tuple(round(0.6 + 0.01 * step, 2) for step in range(51)),
-    ROW: tuple(step * 1e-8 for step in range(61)),
-    CHUNK: tuple(step * 1e-7 for step in range(31)),
-    **dict.fromkeys((RATE, RATE_BACK), tuple(step * 1e9 for step in range(10, 121))),
+_SHARE_GRID: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
+CONSTANT_GRIDS: Final[Mapping[str, Sequence[float]]] = {
+    **dict.fromkeys((NVLINK_SHARE, NETWORK_SHARE, KERNEL_SHARE), _SHARE_GRID),
+    STEP_LATENCY: tuple(step * 1e-5 for step in range(61)),
+    COMBINE_SHARE: tuple(round(0.6 + 0.01 * step, 2) for step in range(51)),
+    TOKEN_SECONDS: tuple(step * 1e-8 for step in range(61)),
+    CHUNK_SECONDS: tuple(step * 1e-7 for step in range(31)),
+    **dict.fromkeys((SM_RATE, COMBINE_SM_RATE), tuple(step * 1e9 for step in range(10, 121))),
 }
 
 
-def search(rows: Sequence[Row], start: Constants) -> dict[str, float]:
+def search_constants(samples: Sequence[DispatchSample], start: DispatchConstants) -> dict[str, float]:
     """The constants of grids that fit rows best, one after the other until none changes; of equals the first found."""
-    best, least = dict(start), misfit(rows, start)
-    before: dict[str, float] = {}
-    while best != before:
-        before = dict(best)
-        for name, values in GRIDS.items():
+    best, min_error = dict(start), macro_error(samples, start)
+    previous: dict[str, float] = {}
+    while best != previous:
+        previous = dict(best)
+        for name, values in CONSTANT_GRIDS.items():
             for value in values:
-                found = misfit(rows, best | {name: value})
-                if found < least * (1.0 - 1e-9):
-                    best, least = best | {name: value}, found
+                error = macro_error(samples, best | {name: value})
+                if error < min_error * (1.0 - 1e-9):
+                    best, min_error = best | {name: value}, error
     return best
 
 
-def misfit(rows: Iterable[Row], constants: Constants) -> float:
+def macro_error(samples: Iterable[DispatchSample], constants: DispatchConstants) -> float:
     """Mean over sources of the mean of |predicted / measured - 1|."""
-    sources = grouped(rows, lambda row: row.source).values()
-    return float(np.mean([np.mean([abs(row.ratio(constants) - 1.0) for row in source]) for source in sources]))
+    sources = group_by(samples, lambda sample: sample.source).values()
+    return float(np.mean([np.mean([abs(sample.ratio(constants) - 1.0) for sample in source]) for source in sources]))
 
 
-def left_out(rows: Sequence[Row], start: Constants) -> dict[Row, float]:
+def out_of_sample_ratios(samples: Sequence[DispatchSample], start: DispatchConstants) -> dict[DispatchSample, float]:
     """Predicted over measured of every row, by constants that were fitted to all other places."""
-    found: dict[Row, float] = {}
-    for where, own in grouped(rows, lambda row: row.where).items():
-        others = search([row for row in rows if row.fitted and row.where != where], start)
-        found |= {row: row.ratio(others) for row in own}
-    return found
+    ratios: dict[DispatchSample, float] = {}
+    for fold, fold_samples in group_by(samples, lambda sample: sample.fold_key).items():
+        constants = search_constants([sample for sample in samples if sample.fitted and sample.fold_key != fold], start)
+        ratios |= {sample: sample.ratio(constants) for sample in fold_samples}
+    return ratios
 
 
-def report(dispatcher: TokenDispatcher, rows: Sequence[Row], constants: Constants) -> str:
+def format_report(dispatcher: TokenDispatcher, samples: Sequence[DispatchSample], constants: DispatchConstants) -> str:
     """One line per place, and means."""
-    unseen = left_out(rows, constants)
+    out_of_sample = out_of_sample_ratios(samples, constants)
     lines = [f"{dispatcher.value:<40}{'rows':>5}{'fitted':>10}{'left out':>10}"]
-    for (source, gpu, ranks), own in grouped(rows, lambda row: row.where).items():
-        lines.append(_line(f"  {source} {gpu} {ranks}", own, constants, unseen))
-    return "\n".join([*lines, _line("  all rows", rows, constants, unseen), ""])
+    for (source, gpu, ranks), fold_samples in group_by(samples, lambda sample: sample.fold_key).items():
+        lines.append(_report_line(f"  {source} {gpu} {ranks}", fold_samples, constants, out_of_sample))
+    return "\n".join([*lines, _report_line("  all rows", samples, constants, out_of_sample), ""])
 
 
-def _line(name: str, rows: Sequence[Row], constants: Constants, unseen: Mapping[Row, float]) -> str:
-    fitted = np.mean([abs(row.ratio(constants) - 1.0) for row in rows])
-    without = np.mean([abs(unseen[row] - 1.0) for row in rows])
-    return f"{name:<40}{len(rows):>5}{fitted:>10.1%}{without:>10.1%}"
+def _report_line(
+    name: str,
+    samples: Sequence[DispatchSample],
+    constants: DispatchConstants,
+    out_of_sample: Mapping[DispatchSample, float],
+) -> str:
+    in_sample_error = np.mean([abs(sample.ratio(constants) - 1.0) for sample in samples])
+    out_of_sample_error = np.mean([abs(out_of_sample[sample] - 1.0) for sample in samples])
+    return f"{name:<40}{len(samples):>5}{in_sample_error:>10.1%}{out_of_sample_error:>10.1%}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,11 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Print how predicted and published times compare."""
-    rows = read_rows()
+    samples = read_dispatch_samples()
     for dispatcher in DISPATCHERS:
-        own = [row for row in rows if row.dispatcher is dispatcher]
-        constants = constants_of(load_dispatcher(dispatcher))
+        dispatcher_samples = [sample for sample in samples if sample.dispatcher is dispatcher]
+        constants = dispatcher_constants(load_dispatcher(dispatcher))
         if options.fit:
-            constants = search([row for row in own if row.fitted], constants)
+            constants = search_constants([sample for sample in dispatcher_samples if sample.fitted], constants)
             print(", ".join(f"{name} {value:g}" for name, value in constants.items()))
-        print(report(dispatcher, own, constants))
+        print(format_report(dispatcher, dispatcher_samples, constants))

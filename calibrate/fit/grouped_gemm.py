@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid_search import GridSearch, Winner, combinations, steps, supported
-from calibrate.fit.published_kernels import GroupedRow
+from calibrate.fit.grid_search import GridOptimum, GridSearch, combinations, linear_grid, select_supported
+from calibrate.fit.published_kernels import GroupedGemmSample
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.grouped_gemm import grouped_seconds
@@ -21,53 +21,65 @@ from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import GroupedGemmEfficiency
 from clustersim.model.kernels import MatmulShape
 
-SHARES: Final = steps(0.3, 0.9, 0.02)
+PEAK_SHARES: Final = linear_grid(0.3, 0.9, 0.02)
 EDGES: Final = (0.0, 16.0, 32.0, 48.0)
 PROLOGUES: Final = (0.0, 64.0, 128.0, 192.0, 256.0)
 _Candidates = Mapping[tuple[float, ...], GroupedGemmEfficiency]
-CALLS: Final = tuple(call * 1e-6 for call in steps(8.0, 10.0, 0.2))
+HOST_CALL_SECONDS: Final = tuple(call * 1e-6 for call in linear_grid(8.0, 10.0, 0.2))
 
 
-def fit_grouped(
-    accelerator: Accelerator, rows: Sequence[GroupedRow], call: Seconds | None
-) -> tuple[GroupedGemmEfficiency, Winner]:
+def fit_streamed_gemm(
+    accelerator: Accelerator, samples: Sequence[GroupedGemmSample], host_call_seconds: Seconds | None
+) -> tuple[GroupedGemmEfficiency, GridOptimum]:
     """The best share, edge, prologue and call (unless given) of those on streams; kernel_share is set to the share."""
-    search, calls = _search(rows), CALLS if call is None else (call,)
+    search, call_grid = _new_search(samples), HOST_CALL_SECONDS if host_call_seconds is None else (host_call_seconds,)
     for edge, prologue in combinations(EDGES, PROLOGUES):
-        _offer(search, accelerator, rows, _candidates(SHARES, edge, prologue, calls))
-    winner = search.winner()
-    share, edge, prologue, called = winner.constants
-    return GroupedGemmEfficiency(share, share, prologue, edge, round(called, 9)), winner
+        _evaluate_candidates(search, accelerator, samples, _candidates(PEAK_SHARES, edge, prologue, call_grid))
+    optimum = search.optimum()
+    share, edge, prologue, call_seconds = optimum.constants
+    return GroupedGemmEfficiency(share, share, prologue, edge, round(call_seconds, 9)), optimum
 
 
-def fit_scaled_kernel(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedGemmEfficiency, Winner]:
+def fit_low_precision_share(
+    accelerator: Accelerator, samples: Sequence[GroupedGemmSample]
+) -> tuple[GroupedGemmEfficiency, GridOptimum]:
     """Of one kernel in a format with scales: its own share, if that predicts unseen rows better than what is kept."""
-    known, dtype = accelerator.efficiency.expert_matmul, rows[0].dtype
-    kept: _Candidates = {(): known}
-    own: _Candidates = {(float(share),): known.with_kernel_fraction(dtype, float(share)) for share in SHARES}
-    winners = [_best_of(accelerator, rows, candidates) for candidates in (kept, own)]
-    winner = supported(winners, np.array([row.seconds for row in rows]))
-    return own.get(winner.constants, known), winner
+    current, dtype = accelerator.efficiency.expert_matmul, samples[0].dtype
+    shared_candidate: _Candidates = {(): current}
+    format_candidates: _Candidates = {
+        (float(share),): current.with_kernel_fraction(dtype, float(share)) for share in PEAK_SHARES
+    }
+    optima = [
+        _search_candidates(accelerator, samples, candidates) for candidates in (shared_candidate, format_candidates)
+    ]
+    optimum = select_supported(optima, np.array([sample.seconds for sample in samples]))
+    return format_candidates.get(optimum.constants, current), optimum
 
 
-def _best_of(accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: _Candidates) -> Winner:
+def _search_candidates(
+    accelerator: Accelerator, samples: Sequence[GroupedGemmSample], candidates: _Candidates
+) -> GridOptimum:
     """The best of constants that differ in what the device does."""
-    search = _search(rows)
-    busy = [_timed(accelerator, rows, constants) for constants in candidates.values()]
-    search.offer(list(candidates), np.array([_seconds(rows, array, 0.0) for array in busy]))
-    return search.winner()
+    search = _new_search(samples)
+    device_seconds = [_grouped_gemm_seconds(accelerator, samples, constants) for constants in candidates.values()]
+    search.evaluate(list(candidates), np.array([_sample_seconds(samples, seconds, 0.0) for seconds in device_seconds]))
+    return search.optimum()
 
 
-def fit_kernel_share(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedGemmEfficiency, Winner]:
+def fit_kernel_share(
+    accelerator: Accelerator, samples: Sequence[GroupedGemmSample]
+) -> tuple[GroupedGemmEfficiency, GridOptimum]:
     """The best share of one kernel for all experts; all other constants are known."""
-    known, search = accelerator.efficiency.expert_matmul, _search(rows)
-    _offer(search, accelerator, rows, _candidates(SHARES, known.edge, known.prologue, (known.call,)))
-    winner = search.winner()
-    return replace(known, kernel_share=winner.constants[0]), winner
+    current, search = accelerator.efficiency.expert_matmul, _new_search(samples)
+    _evaluate_candidates(
+        search, accelerator, samples, _candidates(PEAK_SHARES, current.edge, current.prologue, (current.call,))
+    )
+    optimum = search.optimum()
+    return replace(current, kernel_share=optimum.constants[0]), optimum
 
 
-def _search(rows: Sequence[GroupedRow]) -> GridSearch:
-    return GridSearch(np.array([row.seconds for row in rows]), [row.published for row in rows])
+def _new_search(samples: Sequence[GroupedGemmSample]) -> GridSearch:
+    return GridSearch(np.array([sample.seconds for sample in samples]), [sample.publication for sample in samples])
 
 
 def _candidates(
@@ -76,38 +88,50 @@ def _candidates(
     return [(float(share), edge, prologue, float(call)) for share in shares for call in calls]
 
 
-def _offer(
-    search: GridSearch, accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: Sequence[tuple[float, ...]]
+def _evaluate_candidates(
+    search: GridSearch,
+    accelerator: Accelerator,
+    samples: Sequence[GroupedGemmSample],
+    candidates: Sequence[tuple[float, ...]],
 ) -> None:
     """Predict all rows by candidates that differ in share and call."""
     shares = sorted({share for share, *_ in candidates})
-    busy = {share: _busy(accelerator, rows, (share, *candidates[0][1:])) for share in shares}
-    predicted = np.array([_seconds(rows, busy[share], call) for share, _, _, call in candidates])
-    search.offer(candidates, predicted)
+    device_seconds = {share: _device_seconds(accelerator, samples, (share, *candidates[0][1:])) for share in shares}
+    predicted = np.array([_sample_seconds(samples, device_seconds[share], call) for share, _, _, call in candidates])
+    search.evaluate(candidates, predicted)
 
 
-def _busy(accelerator: Accelerator, rows: Sequence[GroupedRow], constants: tuple[float, ...]) -> FloatArray:
+def _device_seconds(
+    accelerator: Accelerator, samples: Sequence[GroupedGemmSample], constants: tuple[float, ...]
+) -> FloatArray:
     """[kernels] of all rows, one behind the other: seconds on the device."""
     share, edge, prologue, call = constants
-    return _timed(accelerator, rows, GroupedGemmEfficiency(share, share, prologue, edge, call))
+    return _grouped_gemm_seconds(accelerator, samples, GroupedGemmEfficiency(share, share, prologue, edge, call))
 
 
-def _timed(accelerator: Accelerator, rows: Sequence[GroupedRow], own: GroupedGemmEfficiency) -> FloatArray:
+def _grouped_gemm_seconds(
+    accelerator: Accelerator, samples: Sequence[GroupedGemmSample], constants: GroupedGemmEfficiency
+) -> FloatArray:
     """[kernels] of all rows, by constants of products of experts."""
-    inside = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped=own))
-    kernels = [kernel for row in rows for kernel in row.kernels]
+    changed = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped=constants))
+    kernels = [kernel for sample in samples for kernel in sample.kernels]
     shapes = [kernel.shape for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
     sizes = np.array([(shape.m, shape.n, shape.k, shape.batch) for shape in shapes], dtype=np.float64).T
     moved = np.array([kernel.bytes for kernel in kernels])
-    compute, memory = grouped_seconds(inside, kernels[0].dtype, sizes, moved, multi_stream=rows[0].streamed)
+    compute, memory = grouped_seconds(changed, kernels[0].dtype, sizes, moved, multi_stream=samples[0].is_streamed)
     return np.hypot(compute, memory) + accelerator.efficiency.kernel_latency
 
 
-def _seconds(rows: Sequence[GroupedRow], busy: FloatArray, call: float) -> FloatArray:
+def _sample_seconds(samples: Sequence[GroupedGemmSample], device_seconds: FloatArray, call: float) -> FloatArray:
     """[rows] what each takes, its kernels no less than the host's calls."""
-    kernels = [kernel for row in rows for kernel in row.kernels]
-    groups = np.array([item.shape.batch for item in kernels if isinstance(item.shape, MatmulShape)], dtype=np.float64)
-    floors = groups * call if rows[0].streamed else np.zeros(len(groups))
-    of = np.repeat(np.arange(len(rows)), [len(row.kernels) for row in rows])
-    summed: FloatArray = np.bincount(of, weights=np.maximum(busy, floors), minlength=len(rows)).astype(np.float64)
+    kernels = [kernel for sample in samples for kernel in sample.kernels]
+    groups = np.array(
+        [grouped_kernel.shape.batch for grouped_kernel in kernels if isinstance(grouped_kernel.shape, MatmulShape)],
+        dtype=np.float64,
+    )
+    floors = groups * call if samples[0].is_streamed else np.zeros(len(groups))
+    sample_index = np.repeat(np.arange(len(samples)), [len(sample.kernels) for sample in samples])
+    summed: FloatArray = np.bincount(
+        sample_index, weights=np.maximum(device_seconds, floors), minlength=len(samples)
+    ).astype(np.float64)
     return summed

@@ -12,22 +12,22 @@ from dataclasses import replace
 import numpy as np
 
 from calibrate.fit.fit_state import (
-    ROOM,
-    SHARES,
-    Scale,
-    State,
-    Timed,
+    RATE_MARGIN,
+    SHARE_GRID,
+    FitState,
+    RateScale,
+    TimedKernel,
     best_rate,
-    by_format,
-    latencies,
-    near,
-    seconds_of,
+    group_by_format,
+    latency_grid,
+    measured_seconds,
+    shares_near,
     with_constants,
     with_peak,
 )
-from calibrate.fit.grid_search import Winner, supported
-from calibrate.fit.matmul_constants import EDGES, PROLOGUES, MatmulGrid, own_matmul, search_matmul
-from calibrate.fit.published_kernels import MatmulRow
+from calibrate.fit.grid_search import GridOptimum, select_supported
+from calibrate.fit.matmul_constants import EDGES, PROLOGUES, MatmulGrid, search_matmul, single_point_grid
+from calibrate.fit.published_kernels import MatmulSample
 from clustersim.common.arrays import FloatArray
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.common.units import FlopPerSecond
@@ -35,101 +35,126 @@ from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import GROUPED_MATMUL_KINDS, KernelKind, MatmulShape
 
 
-def fit_formats(state: State, rows: Sequence[Timed]) -> State:
+def fit_matmul_formats(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
     """The reference format first, then the rates of all others; rows: of all kinds."""
-    formats = by_format(timed for timed in rows if timed.row.kind is KernelKind.MATMUL)
-    dense = [dtype for dtype in formats if dtype not in LOW_PRECISION_DTYPES]
-    if dense:
-        reference = max(dense, key=lambda dtype: sum(item.row.flops for item in formats[dtype]))
-        state = _fit_reference(state, formats[reference], _free(state, rows))
-        for dtype in dense:
+    samples_by_format = group_by_format(sample for sample in samples if sample.sample.kind is KernelKind.MATMUL)
+    unscaled_formats = [dtype for dtype in samples_by_format if dtype not in LOW_PRECISION_DTYPES]
+    if unscaled_formats:
+        reference = max(
+            unscaled_formats,
+            key=lambda dtype: sum(timed_kernel.sample.flops for timed_kernel in samples_by_format[dtype]),
+        )
+        state = _fit_reference(state, samples_by_format[reference], _latency_grid(state, samples))
+        for dtype in unscaled_formats:
             if dtype is not reference:
-                state = _fit_format(state, formats[dtype])
-    for scaled in (formats[element] for element in LOW_PRECISION_DTYPES if element in formats):
-        state = _fit_scaled(state, scaled)
-    return _known(state, (entry for entry in rows if entry.row.kind in GROUPED_MATMUL_KINDS))
+                state = _fit_unscaled_format(state, samples_by_format[dtype])
+    for scaled_samples in (samples_by_format[item] for item in LOW_PRECISION_DTYPES if item in samples_by_format):
+        state = _fit_scaled_format(state, scaled_samples)
+    return _add_expert_formats(state, (element for element in samples if element.sample.kind in GROUPED_MATMUL_KINDS))
 
 
-def _free(state: State, rows: Sequence[Timed]) -> FloatArray:
+def _latency_grid(state: FitState, samples: Sequence[TimedKernel]) -> FloatArray:
     """What the start of a matmul may take: what streaming kernels have shown, if there were any."""
-    return np.array([state.accelerator.efficiency.kernel_latency]) if state.left_out else latencies(rows)
+    return np.array([state.accelerator.efficiency.kernel_latency]) if state.leave_one_out else latency_grid(samples)
 
 
-def _fit_reference(state: State, rows: Sequence[Timed], free: FloatArray) -> State:
+def _fit_reference(state: FitState, samples: Sequence[TimedKernel], latency_grid: FloatArray) -> FitState:
     """Share of the peak, perimeter, prologue, and the start of a kernel where it is free."""
-    scale, accelerator = _scale(state, rows)
-    winner = _search_reference(accelerator, rows, free)
-    part, edge, prologue, latency = winner.constants
-    peak = scale.nominal(part)
-    matmul = replace(state.accelerator.efficiency.matmul, share=part * scale.rate / peak, edge=edge, prologue=prologue)
-    return state.fitted(rows, winner, matmul=matmul, kernel_latency=latency).with_peak(rows[0].row.dtype, peak)
+    scale, accelerator = _rate_scale(state, samples)
+    optimum = _search_reference(accelerator, samples, latency_grid)
+    share, edge, prologue, latency = optimum.constants
+    peak = scale.effective_peak(share)
+    matmul = replace(state.accelerator.efficiency.matmul, share=share * scale.rate / peak, edge=edge, prologue=prologue)
+    return state.with_fit(samples, optimum, matmul=matmul, kernel_latency=latency).with_peak(
+        samples[0].sample.dtype, peak
+    )
 
 
-def _search_reference(accelerator: Accelerator, rows: Sequence[Timed], free: FloatArray) -> Winner:
+def _search_reference(
+    accelerator: Accelerator, samples: Sequence[TimedKernel], latency_grid: FloatArray
+) -> GridOptimum:
     """Nothing, the share alone, the share and the start, all: what the rows support."""
-    measured, own = _matmuls(rows), own_matmul(accelerator, rows[0].row.dtype)
-    winners = [search_matmul(accelerator, measured, grid) for grid in (own, replace(own, shares=SHARES))]
-    around = near(winners[-1])
-    if len(free) > 1:
-        winners.append(search_matmul(accelerator, measured, replace(own, shares=around, latencies=free)))
-    winners.append(search_matmul(accelerator, measured, MatmulGrid(around, EDGES, PROLOGUES, free)))
-    return supported(winners, seconds_of(rows))
+    measured, current = _matmul_samples(samples), single_point_grid(accelerator, samples[0].sample.dtype)
+    optima = [search_matmul(accelerator, measured, grid) for grid in (current, replace(current, shares=SHARE_GRID))]
+    near_shares = shares_near(optima[-1])
+    if len(latency_grid) > 1:
+        optima.append(
+            search_matmul(accelerator, measured, replace(current, shares=near_shares, latencies=latency_grid))
+        )
+    optima.append(search_matmul(accelerator, measured, MatmulGrid(near_shares, EDGES, PROLOGUES, latency_grid)))
+    return select_supported(optima, measured_seconds(samples))
 
 
-def _fit_format(state: State, rows: Sequence[Timed]) -> State:
+def _fit_unscaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
     """The peak of a format beside the reference, at the same share of it."""
-    rate, winner, _ = _fit_rate(state, rows)
+    rate, optimum, _ = _fit_rate(state, samples)
     peak = rate / state.accelerator.efficiency.matmul.share
-    return state.fitted(rows, winner).with_peak(rows[0].row.dtype, peak)
+    return state.with_fit(samples, optimum).with_peak(samples[0].sample.dtype, peak)
 
 
-def _fit_scaled(state: State, rows: Sequence[Timed]) -> State:
+def _fit_scaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
     """The share of its peak that a format with scales has."""
-    dtype, own = rows[0].row.dtype, state.accelerator.efficiency.matmul
-    known = with_constants(state.accelerator, matmul=own.with_peak_fraction(dtype, own.peak_fraction_of(dtype)))
-    rate, winner, scale = _fit_rate(replace(state, accelerator=known), rows)
-    peak = scale.nominal(winner.constants[0])
-    before = state.accelerator.peak.get(dtype.peak_dtype, peak)
-    for d_type in (share for share in own.shares if share.peak_dtype is dtype.peak_dtype):
-        own = own.with_peak_fraction(d_type, own.peak_fraction_of(d_type) * before / peak)  # their rates stay
-    return state.fitted(rows, winner, matmul=own.with_peak_fraction(dtype, rate / peak)).with_peak(
+    dtype, matmul_constants = samples[0].sample.dtype, state.accelerator.efficiency.matmul
+    extended = with_constants(
+        state.accelerator, matmul=matmul_constants.with_peak_fraction(dtype, matmul_constants.peak_fraction_of(dtype))
+    )
+    rate, winner, scale = _fit_rate(replace(state, accelerator=extended), samples)
+    peak = scale.effective_peak(winner.constants[0])
+    previous_peak = state.accelerator.peak.get(dtype.peak_dtype, peak)
+    for peer_format in (
+        peer_format for peer_format in matmul_constants.shares if peer_format.peak_dtype is dtype.peak_dtype
+    ):
+        matmul_constants = matmul_constants.with_peak_fraction(
+            peer_format, matmul_constants.peak_fraction_of(peer_format) * previous_peak / peak
+        )  # their rates stay
+    return state.with_fit(samples, winner, matmul=matmul_constants.with_peak_fraction(dtype, rate / peak)).with_peak(
         dtype.peak_dtype, peak
     )
 
 
-def _known(state: State, rows: Iterable[Timed]) -> State:
+def _add_expert_formats(state: FitState, samples: Iterable[TimedKernel]) -> FitState:
     """Formats that only products of experts tell of are at the share and peak of others, or of their best row."""
-    for dtype, same in by_format(rows).items():
+    for dtype, format_samples in group_by_format(samples).items():
         accelerator = state.accelerator
         if dtype not in accelerator.formats:
-            own, peak = accelerator.efficiency.matmul, accelerator.peak.get(dtype.peak_dtype, ROOM * best_rate(same))
-            matmul = own.with_peak_fraction(dtype, own.share) if dtype in LOW_PRECISION_DTYPES else own
-            known = replace(state, accelerator=with_constants(accelerator, matmul=matmul))
-            state = known.with_peak(dtype.peak_dtype, peak)
+            matmul_constants, peak = (
+                accelerator.efficiency.matmul,
+                accelerator.peak.get(dtype.peak_dtype, RATE_MARGIN * best_rate(format_samples)),
+            )
+            matmul = (
+                matmul_constants.with_peak_fraction(dtype, matmul_constants.share)
+                if dtype in LOW_PRECISION_DTYPES
+                else matmul_constants
+            )
+            extended = replace(state, accelerator=with_constants(accelerator, matmul=matmul))
+            state = extended.with_peak(dtype.peak_dtype, peak)
     return state
 
 
-def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winner, Scale]:
+def _fit_rate(state: FitState, samples: Sequence[TimedKernel]) -> tuple[FlopPerSecond, GridOptimum, RateScale]:
     """The rate of one format alone; all other constants are those of the reference."""
-    scale, accelerator = _scale(state, rows)
-    own = own_matmul(accelerator, rows[0].row.dtype)
-    winners = [search_matmul(accelerator, _matmuls(rows), grid) for grid in (own, replace(own, shares=SHARES))]
-    winner = supported(winners, seconds_of(rows))
-    return winner.constants[0] * scale.rate, winner, scale
+    scale, accelerator = _rate_scale(state, samples)
+    current = single_point_grid(accelerator, samples[0].sample.dtype)
+    optima = [
+        search_matmul(accelerator, _matmul_samples(samples), grid)
+        for grid in (current, replace(current, shares=SHARE_GRID))
+    ]
+    optimum = select_supported(optima, measured_seconds(samples))
+    return optimum.constants[0] * scale.rate, optimum, scale
 
 
-def _scale(state: State, rows: Sequence[Timed]) -> tuple[Scale, Accelerator]:
+def _rate_scale(state: FitState, samples: Sequence[TimedKernel]) -> tuple[RateScale, Accelerator]:
     """The rate whose parts are searched, and the accelerator with it for a peak, at the same rate of matmuls."""
-    accelerator, dtype = state.accelerator, rows[0].row.dtype.peak_dtype
+    accelerator, dtype = state.accelerator, samples[0].sample.dtype.peak_dtype
     nominal, matmul = accelerator.peak.get(dtype, 0.0), accelerator.efficiency.matmul
-    scale = state.scale(nominal, best_rate(rows))
-    part = (nominal or scale.rate) / scale.rate
-    return scale, with_peak(with_constants(accelerator, matmul=matmul.scaled(part)), dtype, scale.rate)
+    scale = state.rate_scale(nominal, best_rate(samples))
+    ratio = (nominal or scale.rate) / scale.rate
+    return scale, with_peak(with_constants(accelerator, matmul=matmul.scaled(ratio)), dtype, scale.rate)
 
 
-def _matmuls(rows: Iterable[Timed]) -> list[MatmulRow]:
+def _matmul_samples(samples: Iterable[TimedKernel]) -> list[MatmulSample]:
     return [
-        MatmulRow(timed.row.source, timed.row.shape, timed.row.dtype, timed.row.bytes, timed.seconds)
-        for timed in rows
-        if isinstance(timed.row.shape, MatmulShape)
+        MatmulSample(timed.sample.source, timed.sample.shape, timed.sample.dtype, timed.sample.bytes, timed.seconds)
+        for timed in samples
+        if isinstance(timed.sample.shape, MatmulShape)
     ]

@@ -11,51 +11,53 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid_search import GridSearch, Winner, factors, steps, supported
+from calibrate.fit.grid_search import GridOptimum, GridSearch, geometric_grid, linear_grid, select_supported
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.accelerator import Accelerator
 
-SHARES: Final = factors(0.01, 1.0, 1.01)
-CAST_PARTS: Final = steps(0.4, 1.0, 0.01)
+SHARE_GRID: Final = geometric_grid(0.01, 1.0, 1.01)
+CAST_SHARE_GRID: Final = linear_grid(0.4, 1.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRow:
+class MemoryBoundSample:
     """One measured streaming kernel. moved: bytes read and written; launches: device kernels that it is."""
 
-    moved: Bytes
-    launches: int
+    moved_bytes: Bytes
+    launch_count: int
     seconds: Seconds
 
 
-def fit_streaming(accelerator: Accelerator, rows: Sequence[StreamRow], latencies: FloatArray) -> Winner:
+def fit_memory_bound(
+    accelerator: Accelerator, samples: Sequence[MemoryBoundSample], latencies: FloatArray
+) -> GridOptimum:
     """Part of the memory bandwidth, and kernel latency: what of the two the rows support, else the accelerator's."""
-    own = accelerator.efficiency
-    share, latency = np.array([own.memory]), np.array([own.kernel_latency])
-    grids = ((share, latency), (SHARES, latency), (share, latencies), (SHARES, latencies))
-    winners = [search_streaming(accelerator, rows, shares, starts) for shares, starts in grids]
-    return supported(winners, np.array([row.seconds for row in rows]))
+    efficiency = accelerator.efficiency
+    share, latency = np.array([efficiency.memory]), np.array([efficiency.kernel_latency])
+    grids = ((share, latency), (SHARE_GRID, latency), (share, latencies), (SHARE_GRID, latencies))
+    optima = [search_memory_bound(accelerator, samples, shares, latency_grid) for shares, latency_grid in grids]
+    return select_supported(optima, np.array([sample.seconds for sample in samples]))
 
 
-def fit_casts(accelerator: Accelerator, rows: Sequence[StreamRow]) -> Winner:
+def fit_casts(accelerator: Accelerator, samples: Sequence[MemoryBoundSample]) -> GridOptimum:
     """Part of the memory bandwidth that casts reach, where they support one of their own; all else is known."""
-    own = accelerator.efficiency
-    latency, parts = np.array([own.kernel_latency]), (np.array([own.casts]), CAST_PARTS)
-    winners = [search_streaming(accelerator, rows, own.memory * array, latency) for array in parts]
-    return supported(winners, np.array([row.seconds for row in rows]))
+    efficiency = accelerator.efficiency
+    latency, grids = np.array([efficiency.kernel_latency]), (np.array([efficiency.casts]), CAST_SHARE_GRID)
+    optima = [search_memory_bound(accelerator, samples, efficiency.memory * shares, latency) for shares in grids]
+    return select_supported(optima, np.array([sample.seconds for sample in samples]))
 
 
-def search_streaming(
-    accelerator: Accelerator, rows: Sequence[StreamRow], shares: FloatArray, latencies: FloatArray
-) -> Winner:
+def search_memory_bound(
+    accelerator: Accelerator, samples: Sequence[MemoryBoundSample], shares: FloatArray, latencies: FloatArray
+) -> GridOptimum:
     """The best of these parts of the memory bandwidth and latencies."""
-    search = GridSearch(np.array([row.seconds for row in rows]))
-    moving = np.array([row.moved for row in rows]) / accelerator.memory_bandwidth
-    launches = np.array([row.launches for row in rows])
-    floor = launches * accelerator.efficiency.launch_interval
+    search = GridSearch(np.array([sample.seconds for sample in samples]))
+    transfer_seconds = np.array([sample.moved_bytes for sample in samples]) / accelerator.memory_bandwidth
+    launch_counts = np.array([sample.launch_count for sample in samples])
+    launch_seconds = launch_counts * accelerator.efficiency.launch_interval
     for latency in latencies:
-        seconds = moving / shares[:, None] + launches * latency
+        seconds = transfer_seconds / shares[:, None] + launch_counts * latency
         labels = [(float(share), float(latency)) for share in shares]
-        search.offer(labels, np.maximum(seconds, floor))
-    return search.winner()
+        search.evaluate(labels, np.maximum(seconds, launch_seconds))
+    return search.optimum()

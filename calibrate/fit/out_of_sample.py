@@ -18,65 +18,68 @@ from clustersim.common.files import write_text_atomically
 from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.uncertainty.step_features import Feature, StepFeatures
 
-FOLDER: Final = Path(__file__).parents[1] / "published"
-AMOUNTS: Final = ("GPUs", "tokens", "tp", "cp", "pp")
-_WORDS: Final = ("case_id", "source", "error", "accelerators", "kinds")
-_COLUMNS: Final = (*_WORDS, *AMOUNTS, *(trait.name.lower() for trait in Feature))
-_BETWEEN: Final = "; "
+TABLE_FOLDER: Final = Path(__file__).parents[1] / "published"
+QUANTITIES: Final = ("GPUs", "tokens", "tp", "cp", "pp")
+_FIXED_COLUMNS: Final = ("case_id", "source", "error", "accelerators", "kinds")
+_COLUMNS: Final = (*_FIXED_COLUMNS, *QUANTITIES, *(trait.name.lower() for trait in Feature))
+_SEPARATOR: Final = "; "
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class OutOfSampleStep:
     """One step. error: logarithm of measured over predicted."""
 
     case_id: str
     source: str
-    error: float
-    facts: StepFeatures
+    log_error: float
+    features: StepFeatures
 
 
-def write_left_out(rows: Iterable[LeftOut], path: str | Path) -> None:
+def write_out_of_sample(steps: Iterable[OutOfSampleStep], path: str | Path) -> None:
     """Write the table, wholly or not at all; raise OutputError if it cannot be written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_cells(row) for row in rows)
+    writer.writerows(_to_cells(step) for step in steps)
     write_text_atomically(path, text.getvalue())
 
 
-def _cells(row: LeftOut) -> dict[str, str]:
-    facts = row.facts
-    names = {"accelerators": facts.accelerators, "kinds": facts.categories}
+def _to_cells(step: OutOfSampleStep) -> dict[str, str]:
+    features = step.features
+    names = {"accelerators": features.accelerators, "kinds": features.categories}
     return {
-        "case_id": row.case_id,
-        "source": row.source,
-        "error": f"{row.error:.4f}",
-        **{name: _BETWEEN.join(sorted(values)) for name, values in names.items()},
-        **{name: str(facts.quantities[name]) for name in AMOUNTS},
-        **{trait.name.lower(): f"{share:.4g}" for trait, share in facts.feature_shares.items()},
+        "case_id": step.case_id,
+        "source": step.source,
+        "error": f"{step.log_error:.4f}",
+        **{name: _SEPARATOR.join(sorted(values)) for name, values in names.items()},
+        **{name: str(features.quantities[name]) for name in QUANTITIES},
+        **{feature.name.lower(): f"{share:.4g}" for feature, share in features.feature_shares.items()},
     }
 
 
-def left_out_file(kind: str, folder: Path = FOLDER) -> Path:
+def out_of_sample_path(model_name: str, folder: Path = TABLE_FOLDER) -> Path:
     """The table of a kind of steps."""
-    return folder / ("left_out.csv" if kind == DENSE_STEPS else f"left_out_{kind}.csv")
+    return folder / ("left_out.csv" if model_name == DENSE_STEPS else f"left_out_{model_name}.csv")
 
 
-def read_left_out(path: Path) -> list[LeftOut]:
+def read_out_of_sample(path: Path) -> list[OutOfSampleStep]:
     """The rows of a table; raise InputError that names the file and what is wrong."""
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            return [_row(cells) for cells in csv.DictReader(lines)]
+        with path.open(newline="", encoding="utf-8") as stream:
+            return [_from_cells(cells) for cells in csv.DictReader(stream)]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
     except (KeyError, ValueError) as error:
         raise InputError(f"{path}: is no table of fit-steps --left-out ({error})") from error
 
 
-def _row(cells: Mapping[str, str]) -> LeftOut:
-    accelerators, kinds = (frozenset(cells[name].split(_BETWEEN)) for name in ("accelerators", "kinds"))
-    amounts = {name: int(cells[name]) for name in AMOUNTS}
-    traits = {trait: float(cells[trait.name.lower()]) for trait in Feature}
-    return LeftOut(
-        cells["case_id"], cells["source"], float(cells["error"]), StepFeatures(accelerators, kinds, amounts, traits)
+def _from_cells(cells: Mapping[str, str]) -> OutOfSampleStep:
+    accelerators, categories = (frozenset(cells[name].split(_SEPARATOR)) for name in ("accelerators", "kinds"))
+    quantities = {name: int(cells[name]) for name in QUANTITIES}
+    feature_shares = {feature: float(cells[feature.name.lower()]) for feature in Feature}
+    return OutOfSampleStep(
+        cells["case_id"],
+        cells["source"],
+        float(cells["error"]),
+        StepFeatures(accelerators, categories, quantities, feature_shares),
     )

@@ -8,7 +8,7 @@ From errors of steps that the fit of the constants did not see (`left_out`) the 
    the same. They are found by multiplicative steps that never make the likelihood less (majorization; the same for
    non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence, to which this
    likelihood is equal).
-3. A term that fewer than `SUPPORT` sources have is off by as much as all steps are on average. So is each term by
+3. A term that fewer than `MIN_SOURCES_PER_COMPONENT` sources have is off by as much as all steps are on average. So is each term by
    itself in one source that is added to the others, which holds back what little tells. A term of what was not measured
    is not below that of any step: what nobody measured is at least as uncertain as all that was.
 4. Each source's errors are counted in deviations of terms that have not seen it, and the quantile of these, sources
@@ -31,10 +31,10 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from calibrate.fit.out_of_sample import LeftOut, left_out_file, read_left_out
+from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, read_out_of_sample
 from calibrate.fit.repeatability import repeat_deviation
-from calibrate.fit.step_constants import LEAST
-from calibrate.fit.step_table import SIBLINGS
+from calibrate.fit.step_constants import MIN_CASES
+from calibrate.fit.step_table import SAME_CHIP
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.data_files import find_file, list_names, read_mapping
 from clustersim.common.errors import InputError
@@ -53,167 +53,196 @@ from clustersim.uncertainty.prediction_interval import (
 )
 from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE
 from clustersim.uncertainty.validated_domain import ValidatedDomain
-from clustersim.validation.case_scenario import experience_of
-from clustersim.validation.framework_defaults import software_of
+from clustersim.validation.case_scenario import case_uncertainty_model
+from clustersim.validation.framework_defaults import framework_defaults
 from clustersim.validation.steps import read_steps
 
-FEWEST: Final = 4  # sources
-SUPPORT: Final = 3  # sources that a term needs for a variance of its own
-ROUNDS: Final = 500  # of the search for variances
-_ROUNDING: Final = 1e-9
-GAPS: Final = tuple(BaseComponent)[1:]
+MIN_SOURCES: Final = 4  # sources
+MIN_SOURCES_PER_COMPONENT: Final = 3  # sources that a term needs for a variance of its own
+MAX_ITERATIONS: Final = 500  # of the search for variances
+_TOLERANCE: Final = 1e-9
+EXTRAPOLATION_COMPONENTS: Final = tuple(BaseComponent)[1:]
 
 
-def known_of(rows: Sequence[LeftOut]) -> ValidatedDomain:
+def validated_domain(steps: Sequence[OutOfSampleStep]) -> ValidatedDomain:
     """What some steps measured."""
-    counts = Counter(name for row in rows for name in row.facts.accelerators)
-    chips: Counter[str] = Counter()
+    counts = Counter(name for step in steps for name in step.features.accelerators)
+    chip_counts: Counter[str] = Counter()
     for name, count in counts.items():
-        chips[SIBLINGS.get(name, name)] += count
-    measured = [name for name, count in counts.items() if count >= LEAST]
-    siblings = [name for name in list_names("accelerators") if chips[SIBLINGS.get(name, name)] >= LEAST]
-    return ValidatedDomain.from_steps((row.facts for row in rows), measured, siblings)
+        chip_counts[SAME_CHIP.get(name, name)] += count
+    measured = [name for name, count in counts.items() if count >= MIN_CASES]
+    same_chip = [name for name in list_names("accelerators") if chip_counts[SAME_CHIP.get(name, name)] >= MIN_CASES]
+    return ValidatedDomain.from_steps((step.features for step in steps), measured, same_chip)
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class VarianceData:
     """Steps as numbers. load: [steps, terms], what is known being what other sources measured; error: [steps].
 
     weight: [steps], those of a source sum to 1; source: [steps], its number.
     """
 
-    load: FloatArray
-    error: FloatArray
-    weight: FloatArray
-    source: IntArray
+    loads: FloatArray
+    errors: FloatArray
+    weights: FloatArray
+    source_ids: IntArray
 
 
-def evidence(rows: Sequence[LeftOut]) -> Evidence:
+def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
     """What some steps tell about terms."""
-    counts = Counter(row.source for row in rows)
-    known = {source: known_of([row for row in rows if row.source != source]) for source in counts}
-    load = [
-        [found[term] for term in VARIANCE_COMPONENTS]
-        for row in rows
-        for found in (component_loads(row.facts, known[row.source]),)
+    counts = Counter(step.source for step in steps)
+    domain_by_source = {
+        source: validated_domain([step for step in steps if step.source != source]) for source in counts
+    }
+    loads = [
+        [step_loads[component] for component in VARIANCE_COMPONENTS]
+        for step in steps
+        for step_loads in (component_loads(step.features, domain_by_source[step.source]),)
     ]
-    return Evidence(
-        np.array(load),
-        np.array([row.error for row in rows]),
-        np.array([1.0 / counts[row.source] for row in rows]),
-        np.array([list(counts).index(row.source) for row in rows]),
+    return VarianceData(
+        np.array(loads),
+        np.array([step.log_error for step in steps]),
+        np.array([1.0 / counts[step.source] for step in steps]),
+        np.array([list(counts).index(step.source) for step in steps]),
     )
 
 
-def variances(seen: Evidence) -> FloatArray:
+def fit_variances(data: VarianceData) -> FloatArray:
     """The likeliest variance of each term; of what was not measured not below that of any step: [terms]."""
-    mean, terms = float(seen.weight @ seen.error**2 / seen.weight.sum()), len(VARIANCE_COMPONENTS)
-    load, squares = np.vstack([seen.load, np.eye(terms)]), np.append(seen.error**2, np.full(terms, mean))
-    weight, free = np.append(seen.weight, np.full(terms, 1.0 / terms)), _supported(seen)
-    found = np.full(terms, mean)
-    for _ in range(ROUNDS):
-        whole = load @ found
-        step = np.sqrt((load.T @ (weight * squares / whole**2)) / (load.T @ (weight / whole)))
-        found = np.where(free, found * step, found)
-    return np.where([term in GAPS for term in VARIANCE_COMPONENTS], np.maximum(found, found[0]), found)
+    mean_square, component_count = float(data.weights @ data.errors**2 / data.weights.sum()), len(VARIANCE_COMPONENTS)
+    loads, squares = (
+        np.vstack([data.loads, np.eye(component_count)]),
+        np.append(data.errors**2, np.full(component_count, mean_square)),
+    )
+    weights, is_free = (
+        np.append(data.weights, np.full(component_count, 1.0 / component_count)),
+        _has_enough_sources(data),
+    )
+    estimate = np.full(component_count, mean_square)
+    for _ in range(MAX_ITERATIONS):
+        total = loads @ estimate
+        factor = np.sqrt((loads.T @ (weights * squares / total**2)) / (loads.T @ (weights / total)))
+        estimate = np.where(is_free, estimate * factor, estimate)
+    return np.where(
+        [component in EXTRAPOLATION_COMPONENTS for component in VARIANCE_COMPONENTS],
+        np.maximum(estimate, estimate[0]),
+        estimate,
+    )
 
 
-def _supported(seen: Evidence) -> BoolArray:
+def _has_enough_sources(data: VarianceData) -> BoolArray:
     """Whether enough sources have a term: [terms]."""
-    columns = (seen.load >= MIN_VISIBLE_SHARE).T
-    return np.array([len(np.unique(seen.source[there])) >= SUPPORT for there in columns])
+    columns = (data.loads >= MIN_VISIBLE_SHARE).T
+    return np.array(
+        [len(np.unique(data.source_ids[has_component])) >= MIN_SOURCES_PER_COMPONENT for has_component in columns]
+    )
 
 
-def quantile(rows: Sequence[LeftOut]) -> float:
+def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
     """Deviations within which nine of ten unseen errors are; raise InputError for too few sources to say it."""
-    sources = len({row.source for row in rows})
-    if sources < FEWEST:
-        raise InputError(f"{sources} sources of left-out steps are too few for a band; {FEWEST} are needed")
-    sizes, weight = unseen_deviations(rows)
-    order = np.argsort(sizes)
-    reached = np.cumsum(weight[order]) / weight.sum()
-    return student(sources - 1) * float(sizes[order][np.searchsorted(reached, INTERVAL_COVERAGE - _ROUNDING)])
+    sources = len({step.source for step in steps})
+    if sources < MIN_SOURCES:
+        raise InputError(f"{sources} sources of left-out steps are too few for a band; {MIN_SOURCES} are needed")
+    deviations, weights = out_of_sample_deviations(steps)
+    order = np.argsort(deviations)
+    cumulative = np.cumsum(weights[order]) / weights.sum()
+    return student_t_ratio(sources - 1) * float(
+        deviations[order][np.searchsorted(cumulative, INTERVAL_COVERAGE - _TOLERANCE)]
+    )
 
 
-def unseen_deviations(rows: Sequence[LeftOut]) -> tuple[FloatArray, FloatArray]:
+def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArray, FloatArray]:
     """Errors in deviations of terms that other sources support, and the weights of steps: [steps] both."""
-    seen = evidence(rows)
-    sizes = np.empty(len(rows))
-    for source in np.unique(seen.source):
-        own = seen.source == source
-        others = variances(evidence([row for row, mine in zip(rows, own, strict=True) if not mine]))
-        sizes[own] = np.abs(seen.error[own]) / np.sqrt(seen.load[own] @ others)
-    return sizes, seen.weight
+    data = variance_data(steps)
+    deviations = np.empty(len(steps))
+    for source in np.unique(data.source_ids):
+        is_source = data.source_ids == source
+        other_variances = fit_variances(
+            variance_data([step for step, in_source in zip(steps, is_source, strict=True) if not in_source])
+        )
+        deviations[is_source] = np.abs(data.errors[is_source]) / np.sqrt(data.loads[is_source] @ other_variances)
+    return deviations, data.weights
 
 
-def student(freedom: int) -> float:
+def student_t_ratio(degrees_of_freedom: int) -> float:
     """Student's t over the normal quantile, two-sided, of `SHARE` (Abramowitz and Stegun 26.7.5, two terms).
 
     >>> round(student(11) * 1.645, 2)
     1.8
     """
     z = NormalDist().inv_cdf((1.0 + INTERVAL_COVERAGE) / 2.0)
-    return 1.0 + (z**2 + 1.0) / (4.0 * freedom) + (5.0 * z**4 + 16.0 * z**2 + 3.0) / (96.0 * freedom**2)
+    return (
+        1.0
+        + (z**2 + 1.0) / (4.0 * degrees_of_freedom)
+        + (5.0 * z**4 + 16.0 * z**2 + 3.0) / (96.0 * degrees_of_freedom**2)
+    )
 
 
-def fit(rows: Sequence[LeftOut], repeat: float) -> UncertaintyModel:
+def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> UncertaintyModel:
     """The band that some steps support; what is known is all of them."""
-    found = np.sqrt(variances(evidence(rows))).tolist()
+    standard_deviations = np.sqrt(fit_variances(variance_data(steps))).tolist()
     deviations: dict[VarianceComponent, float] = {
-        term: round(item, 4) for term, item in zip(VARIANCE_COMPONENTS, found, strict=True)
+        component: round(deviation, 4)
+        for component, deviation in zip(VARIANCE_COMPONENTS, standard_deviations, strict=True)
     }
-    sources = len({row.source for row in rows})
+    sources = len({step.source for step in steps})
     return UncertaintyModel(
-        len(rows),
+        len(steps),
         sources,
-        round(quantile(rows), 3),
-        round(repeat, 4),
+        round(conformal_quantile(steps), 3),
+        round(repeat_deviation, 4),
         deviations,
-        known_of(rows),
+        validated_domain(steps),
         coverage_by_stratum={},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class IntervalCheck:
     """A step under a band that has not seen its source. width: logarithm of the band's upper end."""
 
-    row: LeftOut
-    regimes: tuple[str, ...]
-    width: float
+    step: OutOfSampleStep
+    strata: tuple[str, ...]
+    log_half_width: float
 
     @property
-    def inside(self) -> bool:
+    def is_covered(self) -> bool:
         """Whether what was measured is within the band."""
-        return abs(self.row.error) <= self.width
+        return abs(self.step.log_error) <= self.log_half_width
 
 
-def judged(rows: Sequence[LeftOut], repeat: float) -> list[Judged]:
+def cross_validate(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> list[IntervalCheck]:
     """Every step under the band of the other sources."""
-    return [item for source in dict.fromkeys(row.source for row in rows) for item in _judge(rows, source, repeat)]
+    return [
+        check
+        for source in dict.fromkeys(step.source for step in steps)
+        for check in _check_source(steps, source, repeat_deviation)
+    ]
 
 
-def _judge(rows: Sequence[LeftOut], source: str, repeat: float) -> Iterator[Judged]:
-    band = fit([row for row in rows if row.source != source], repeat)
-    for row in rows:
-        if row.source == source:
-            words = strata_of(row.facts, band.domain)
-            yield Judged(row, words, math.log(band.prediction_interval(row.facts).high))
+def _check_source(steps: Sequence[OutOfSampleStep], source: str, repeat_deviation: float) -> Iterator[IntervalCheck]:
+    model = fit_uncertainty_model([step for step in steps if step.source != source], repeat_deviation)
+    for step in steps:
+        if step.source == source:
+            strata = strata_of(step.features, model.domain)
+            yield IntervalCheck(step, strata, math.log(model.prediction_interval(step.features).high))
 
 
-def coverage(steps: Sequence[Judged]) -> StratumCoverage:
+def coverage_of(checks: Sequence[IntervalCheck]) -> StratumCoverage:
     """How many are inside, sources counted alike."""
     by_source: dict[str, list[bool]] = {}
-    for step in steps:
-        by_source.setdefault(step.row.source, []).append(step.inside)
-    return StratumCoverage(len(steps), len(by_source), round(fmean(fmean(inside) for inside in by_source.values()), 3))
+    for check in checks:
+        by_source.setdefault(check.step.source, []).append(check.is_covered)
+    return StratumCoverage(
+        len(checks), len(by_source), round(fmean(fmean(covered) for covered in by_source.values()), 3)
+    )
 
 
-def unseen(steps: Sequence[Judged]) -> dict[str, StratumCoverage]:
+def coverage_by_stratum(checks: Sequence[IntervalCheck]) -> dict[str, StratumCoverage]:
     """The coverage of all steps, and of those of each regime."""
-    names_of = dict.fromkeys(name for step in steps for name in step.regimes)
-    parts = {name: [item for item in steps if name in item.regimes] for name in names_of}
-    return {ALL_STEPS: coverage(steps), **{name: coverage(parts[name]) for name in sorted(parts)}}
+    names = dict.fromkeys(name for check in checks for name in check.strata)
+    groups = {name: [check for check in checks if name in check.strata] for name in names}
+    return {ALL_STEPS: coverage_of(checks), **{name: coverage_of(groups[name]) for name in sorted(groups)}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -234,75 +263,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Fit, print what was found and how it holds for unseen sources, and write it if that is asked for."""
-    of_kind = [case for case in read_steps() if experience_of(case) == options.kind]
-    known = [case for case in of_kind if software_of(case).known]  # elsewhere versions differ
-    rows, repeat = read_left_out(options.left_out or left_out_file(options.kind)), repeat_deviation(known)
-    steps = judged(rows, repeat)
-    experience = replace(fit(rows, repeat), coverage_by_stratum=unseen(steps))
-    lines = regime_lines(experience, steps)
-    print("\n".join(lines) if options.markdown else "\n".join([*_terms(experience), "", *_plain(lines)]))
+    cases = [case for case in read_steps() if case_uncertainty_model(case) == options.kind]
+    identified = [case for case in cases if framework_defaults(case).is_verified]  # elsewhere versions differ
+    steps, deviation = (
+        read_out_of_sample(options.left_out or out_of_sample_path(options.kind)),
+        repeat_deviation(identified),
+    )
+    checks = cross_validate(steps, deviation)
+    model = replace(fit_uncertainty_model(steps, deviation), coverage_by_stratum=coverage_by_stratum(checks))
+    lines = strata_table(model, checks)
+    print("\n".join(lines) if options.markdown else "\n".join([*_component_lines(model), "", *_aligned_columns(lines)]))
     if options.write is not None:
-        write_experience(experience, options.write, options.kind)
+        write_uncertainty_model(model, options.write, options.kind)
 
 
-def _terms(experience: UncertaintyModel) -> Iterator[str]:
-    yield f"{experience.step_count} left-out steps of {experience.source_count} sources"
-    for term, deviation in experience.deviations.items():
-        yield f"{component_key(term):12s} {deviation:7.1%}  {term.value}"
-    yield f"{'repeat':12s} {experience.repeat_deviation:7.1%}  equal steps, published twice"
-    yield f"expected within {experience.quantile:.2f} deviations"
+def _component_lines(model: UncertaintyModel) -> Iterator[str]:
+    yield f"{model.step_count} left-out steps of {model.source_count} sources"
+    for component, deviation in model.deviations.items():
+        yield f"{component_key(component):12s} {deviation:7.1%}  {component.value}"
+    yield f"{'repeat':12s} {model.repeat_deviation:7.1%}  equal steps, published twice"
+    yield f"expected within {model.quantile:.2f} deviations"
 
 
-HEAD: Final = ("regime", "cases", "sources", "typical error", "band", "inside")
+HEADER: Final = ("regime", "cases", "sources", "typical error", "band", "inside")
 
 
-def regime_lines(experience: UncertaintyModel, steps: Sequence[Judged]) -> list[str]:
+def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> list[str]:
     """A Markdown table of how unseen steps of each regime were met: typical errors are medians of absolute ones."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---:|---:|---:|---:|---:|"]
-    for name, covered in experience.coverage_by_stratum.items():
-        mine = [step for step in steps if name in (ALL_STEPS, *step.regimes)]
-        typical, width = (weighted_median([(item.row.source, of(item)) for item in mine]) for of in (_size, _width))
+    lines = [f"| {' | '.join(HEADER)} |", "|---|---:|---:|---:|---:|---:|"]
+    for name, stratum in model.coverage_by_stratum.items():
+        matching = [check for check in checks if name in (ALL_STEPS, *check.strata)]
+        typical, width = (
+            weighted_median([(check.step.source, metric(check)) for check in matching])
+            for metric in (_absolute_error, _log_half_width)
+        )
         cells = (
             name,
-            covered.step_count,
-            covered.source_count,
+            stratum.step_count,
+            stratum.source_count,
             f"{typical:.0%}",
-            _ends(width),
-            f"{covered.covered_share:.0%}",
+            _format_interval(width),
+            f"{stratum.covered_share:.0%}",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
 
-def _size(step: Judged) -> float:
-    return abs(math.expm1(-step.row.error))
+def _absolute_error(check: IntervalCheck) -> float:
+    return abs(math.expm1(-check.step.log_error))
 
 
-def _width(step: Judged) -> float:
-    return step.width
+def _log_half_width(check: IntervalCheck) -> float:
+    return check.log_half_width
 
 
-def _ends(width: float) -> str:
-    return f"{math.expm1(-width):+.0%} to {math.expm1(width):+.0%}"
+def _format_interval(log_half_width: float) -> str:
+    return f"{math.expm1(-log_half_width):+.0%} to {math.expm1(log_half_width):+.0%}"
 
 
 def weighted_median(values: Sequence[tuple[str, float]]) -> float:
     """The median of values, each with its source; sources counted alike."""
-    counts, ordered = Counter(source for source, _ in values), sorted(values, key=lambda each: each[1])
-    reached = np.cumsum([1.0 / counts[source] for source, _ in ordered])
-    return ordered[int(np.searchsorted(reached, reached[-1] / 2))][1]
+    counts, ordered = Counter(source for source, _ in values), sorted(values, key=lambda item: item[1])
+    cumulative = np.cumsum([1.0 / counts[source] for source, _ in ordered])
+    return ordered[int(np.searchsorted(cumulative, cumulative[-1] / 2))][1]
 
 
-def _plain(lines: Sequence[str]) -> Iterator[str]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for number, line in enumerate(lines) if number != 1]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *figures in rows:
+def _aligned_columns(lines: Sequence[str]) -> Iterator[str]:
+    table_rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line_index, line in enumerate(lines)
+        if line_index != 1
+    ]
+    widths = [max(map(len, column)) for column in zip(*table_rows, strict=True)]
+    for name, *figures in table_rows:
         cells = (f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True))
         yield f"{name:<{widths[0]}}  {'  '.join(cells)}"
 
 
-def write_experience(experience: UncertaintyModel, path: str, name: str = DENSE_STEPS) -> None:
+def write_uncertainty_model(model: UncertaintyModel, path: str, name: str = DENSE_STEPS) -> None:
     """Write the file with the texts of a shipped one; raise OutputError if it cannot be written."""
     texts: Mapping[str, Any] = read_mapping(find_file("experience", name))
-    content = {"description": texts["description"], **model_to_dict(experience), "sources": texts["sources"]}
+    content = {"description": texts["description"], **model_to_dict(model), "sources": texts["sources"]}
     write_text_atomically(path, yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))

@@ -15,66 +15,85 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Bytes, Seconds
-from clustersim.validation.cases import Case
-from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
-from clustersim.validation.dispatch_benchmark import KINDS
-from clustersim.validation.error_statistics import grouped
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.collectives import (
+    MEBIBYTE,
+    PUBLISHED_TABLE,
+    CollectiveBenchmark,
+    measured_seconds,
+    parse_benchmark,
+    read_collectives,
+)
+from clustersim.validation.dispatch_benchmark import COLLECTIVE_BY_NAME
+from clustersim.validation.error_statistics import group_by
 
-_TABLE: Final = ("source", "locator", "gpu", "n_gpus", "gpus_per_node", "interconnect", "library", "collective", "algo")
+_TABLE_KEY_COLUMNS: Final = (
+    "source",
+    "locator",
+    "gpu",
+    "n_gpus",
+    "gpus_per_node",
+    "interconnect",
+    "library",
+    "collective",
+    "algo",
+)
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class BenchmarkTable:
     """One table. sizes: bytes; measured: seconds."""
 
     source: str
     locator: str
-    place: Place
+    benchmark: CollectiveBenchmark
     sizes: tuple[Bytes, ...]
-    measured: tuple[Seconds, ...]
+    measured_seconds: tuple[Seconds, ...]
 
     @property
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether the table takes part in a fit."""
-        return not self.place.called
+        return not self.benchmark.is_timed_per_call
 
     @property
-    def between(self) -> bool:
+    def crosses_network(self) -> bool:
         """Whether it crosses a network."""
-        return self.place.gpus > self.place.domain
+        return self.benchmark.gpu_count > self.benchmark.nvlink_domain_size
 
     @cached_property
-    def large(self) -> BoolArray:
+    def is_large(self) -> BoolArray:
         """Which sizes are 1 MiB or more."""
         return np.array(self.sizes) >= MEBIBYTE
 
-    def ratios(self, seconds: FloatArray, places: IntArray | None = None) -> FloatArray:
+    def ratios(self, seconds: FloatArray, size_indices: IntArray | None = None) -> FloatArray:
         """What the benchmark sees of collectives that take so long, over what was measured: [..., sizes].
 
         places: which sizes, None: all.
         """
-        measured = np.array(self.measured)
-        found: FloatArray = self.place.seen(seconds) / (measured if places is None else measured[places])
-        return found
+        measured = np.array(self.measured_seconds)
+        ratios: FloatArray = self.benchmark.benchmark_seconds(seconds) / (
+            measured if size_indices is None else measured[size_indices]
+        )
+        return ratios
 
 
-def read_benchmarks(path: Path = SHIPPED) -> tuple[Benchmark, ...]:
+def read_benchmarks(path: Path = PUBLISHED_TABLE) -> tuple[BenchmarkTable, ...]:
     """Group the rows of the shipped table that take part."""
-    cases = (
+    fitted_cases = (
         read_collective
         for read_collective in read_collectives(path)
-        if read_collective.is_yes("in_fit") and read_collective.text("collective") not in KINDS
+        if read_collective.boolean("in_fit") and read_collective.text("collective") not in COLLECTIVE_BY_NAME
     )
-    tables = grouped(cases, lambda case: tuple(case.text(column) for column in _TABLE))
-    return tuple(map(_benchmark, tables.values()))
+    tables = group_by(fitted_cases, lambda case: tuple(case.text(column) for column in _TABLE_KEY_COLUMNS))
+    return tuple(map(_build_benchmark, tables.values()))
 
 
-def _benchmark(cases: Sequence[Case]) -> Benchmark:
+def _build_benchmark(cases: Sequence[ValidationCase]) -> BenchmarkTable:
     first = cases[0]
-    return Benchmark(
+    return BenchmarkTable(
         source=first.text("source"),
         locator=first.text("locator"),
-        place=place_of(first),
-        sizes=tuple(case.number("bytes") for case in cases),
-        measured=tuple(map(seconds_of, cases)),
+        benchmark=parse_benchmark(first),
+        sizes=tuple(case.positive_float("bytes") for case in cases),
+        measured_seconds=tuple(map(measured_seconds, cases)),
     )

@@ -19,29 +19,35 @@ from typing import Any, Final
 
 import numpy as np
 
-from calibrate.fit.attention import fit_attention, fit_faster
-from calibrate.fit.collective_quality import judge
-from calibrate.fit.fit_quality import Fits, Judged, Quality, table, unseen_table
-from calibrate.fit.grid_search import Winner
-from calibrate.fit.grouped_gemm import fit_grouped, fit_kernel_share, fit_scaled_kernel
+from calibrate.fit.attention import fit_attention, fit_low_precision_speedup
+from calibrate.fit.collective_quality import collective_fit_quality
+from calibrate.fit.fit_quality import (
+    AcceleratorFits,
+    FitQuality,
+    KernelFitEvaluation,
+    quality_table,
+    source_error_table,
+)
+from calibrate.fit.grid_search import GridOptimum
+from calibrate.fit.grouped_gemm import fit_kernel_share, fit_low_precision_share, fit_streamed_gemm
 from calibrate.fit.low_precision_formats import (
-    DIGITS,
-    Relative,
-    fit_casts,
-    fit_formats,
-    scaled_kernels,
-    with_others_kernels,
+    SHARE_DIGITS,
+    SiblingReference,
+    derived_kernel_shares,
+    fit_cast_share,
+    fit_low_precision_formats,
+    with_substitute_shares,
 )
 from calibrate.fit.matmul_constants import fit_matmul, matmul_seconds
 from calibrate.fit.published_kernels import (
-    AttentionRow,
-    GroupedRow,
-    MatmulRow,
-    attentions,
-    bandwidths,
-    best_rates,
-    grouped_products,
-    matmuls,
+    AttentionSample,
+    GroupedGemmSample,
+    MatmulSample,
+    attention_samples,
+    best_matmul_rates,
+    grouped_gemm_samples,
+    matmul_samples,
+    measured_bandwidths,
 )
 from calibrate.fit.published_records import write_records
 from clustersim.collectives.library import load_library
@@ -53,7 +59,7 @@ from clustersim.hardware.efficiency import GroupedGemmEfficiency, KernelEfficien
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FitTarget:
     """An accelerator with published kernels.
 
     latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose rows
@@ -62,13 +68,13 @@ class Target:
     """
 
     name: str
-    latency_of: str | None = None
-    same_chip: tuple[str, ...] = ()
-    even: bool = False
+    latency_source: str | None = None
+    same_chip_accelerators: tuple[str, ...] = ()
+    equal_source_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Derivation:
+class DerivedAccelerator:
     """An accelerator without enough published kernels, and the one whose constants it takes.
 
     scaled_like: whose formats with scales it takes, if another's.
@@ -76,215 +82,268 @@ class Derivation:
 
     name: str
     sibling: str
-    scaled_like: str | None = None
+    low_precision_sibling: str | None = None
 
 
 TARGETS: Final = (
-    Target("a100-sxm-80gb", same_chip=("a100-pcie-80gb",)),
-    Target("h100-sxm-80gb", same_chip=("h800-sxm-80gb",)),
-    Target("a100-pcie-80gb", latency_of="a100-sxm-80gb", same_chip=("a100-sxm-80gb",)),
-    Target("b200-sxm-180gb", latency_of="h100-sxm-80gb", even=True),
+    FitTarget("a100-sxm-80gb", same_chip_accelerators=("a100-pcie-80gb",)),
+    FitTarget("h100-sxm-80gb", same_chip_accelerators=("h800-sxm-80gb",)),
+    FitTarget("a100-pcie-80gb", latency_source="a100-sxm-80gb", same_chip_accelerators=("a100-sxm-80gb",)),
+    FitTarget("b200-sxm-180gb", latency_source="h100-sxm-80gb", equal_source_weights=True),
 )
-DERIVATIONS: Final = (
-    Derivation("a100-sxm-40gb", "a100-sxm-80gb"),
-    Derivation("v100-sxm-32gb", "a100-sxm-80gb"),
-    Derivation("h100-pcie-80gb", "h100-sxm-80gb"),
-    Derivation("h200-sxm-141gb", "h100-sxm-80gb"),
-    Derivation("h100-sxm-96gb", "h100-sxm-80gb"),
-    Derivation("h800-sxm-80gb", "h100-sxm-80gb"),
-    Derivation("gb200", "b200-sxm-180gb"),
-    Derivation("b300-sxm-288gb", "b200-sxm-180gb"),
-    Derivation("gb300", "b200-sxm-180gb", scaled_like="b300-sxm-288gb"),
-    Derivation("mi300x", "h100-sxm-80gb"),
-    Derivation("mi325x", "h100-sxm-80gb", scaled_like="mi300x"),
-    Derivation("mi355x", "h100-sxm-80gb"),
+DERIVED_ACCELERATORS: Final = (
+    DerivedAccelerator("a100-sxm-40gb", "a100-sxm-80gb"),
+    DerivedAccelerator("v100-sxm-32gb", "a100-sxm-80gb"),
+    DerivedAccelerator("h100-pcie-80gb", "h100-sxm-80gb"),
+    DerivedAccelerator("h200-sxm-141gb", "h100-sxm-80gb"),
+    DerivedAccelerator("h100-sxm-96gb", "h100-sxm-80gb"),
+    DerivedAccelerator("h800-sxm-80gb", "h100-sxm-80gb"),
+    DerivedAccelerator("gb200", "b200-sxm-180gb"),
+    DerivedAccelerator("b300-sxm-288gb", "b200-sxm-180gb"),
+    DerivedAccelerator("gb300", "b200-sxm-180gb", low_precision_sibling="b300-sxm-288gb"),
+    DerivedAccelerator("mi300x", "h100-sxm-80gb"),
+    DerivedAccelerator("mi325x", "h100-sxm-80gb", low_precision_sibling="mi300x"),
+    DerivedAccelerator("mi355x", "h100-sxm-80gb"),
 )
 
 
 # Whose products of experts are fitted; the first has some that wait for the host, whose call the others take.
-EXPERTS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
+GROUPED_GEMM_TARGETS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
 # Whose products of experts an accelerator without own ones is like: the same architecture's, else the next older's.
-EXPERTS_OF: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
+GROUPED_GEMM_SIBLINGS: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
 
 
 # Whose attention in formats with scales an accelerator without own rows has: that of the same chip on another board.
-ATTENTION_OF: Final = {"b200-sxm-180gb": "gb200", "b300-sxm-288gb": "gb300"}
+LOW_PRECISION_ATTENTION_SIBLINGS: Final = {"b200-sxm-180gb": "gb200", "b300-sxm-288gb": "gb300"}
 
 
-def fit() -> Fits:
+def fit_published() -> AcceleratorFits:
     """Fit every target and derive the others; deterministic, a few seconds."""
     efficiencies: dict[str, KernelEfficiency] = {}
-    judged: list[Judged] = []
+    evaluations: list[KernelFitEvaluation] = []
     for target in TARGETS:
-        sibling = efficiencies[target.latency_of] if target.latency_of else None
-        fitted, found = _fit(target, sibling)
+        sibling = efficiencies[target.latency_source] if target.latency_source else None
+        fitted, evaluated = _fit_target(target, sibling)
         efficiencies[target.name] = fitted.efficiency
-        judged.extend(found)
-    for derivation in DERIVATIONS:
-        derived, found = _fit_few(*_derive(derivation, efficiencies))
+        evaluations.extend(evaluated)
+    for derivation in DERIVED_ACCELERATORS:
+        derived, evaluated = _fit_derived(*_derive_from_sibling(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
-        judged.extend(found)
-    return Fits(*_fit_experts(_with_others_attention(efficiencies), judged))
+        evaluations.extend(evaluated)
+    return AcceleratorFits(*_fit_grouped_gemm(_with_sibling_attention(efficiencies), evaluations))
 
 
-def _fit_experts(
-    efficiencies: Mapping[str, KernelEfficiency], judged: Sequence[Judged]
-) -> tuple[Mapping[str, KernelEfficiency], Sequence[Judged]]:
+def _fit_grouped_gemm(
+    efficiencies: Mapping[str, KernelEfficiency], evaluations: Sequence[KernelFitEvaluation]
+) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
     """Fit the products of experts of all accelerators that have rows; those of the others are relative to them.
 
     Rates keep their distance to those of other products.
     """
     fitted: dict[str, GroupedGemmEfficiency] = {}
-    found, call = list(judged), None
-    for name in (item for item in EXPERTS if item in efficiencies):
+    all_evaluations, call_seconds = list(evaluations), None
+    for name in (target_name for target_name in GROUPED_GEMM_TARGETS if target_name in efficiencies):
         accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
-        fitted[name], qualities = _fit_products(accelerator, call)
-        found.extend(qualities)
-        call = fitted[name].call
-    siblings = {derivation.name: derivation.sibling for derivation in DERIVATIONS} | EXPERTS_OF
+        fitted[name], evaluated = _fit_high_precision_experts(accelerator, call_seconds)
+        all_evaluations.extend(evaluated)
+        call_seconds = fitted[name].call
+    siblings = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS} | GROUPED_GEMM_SIBLINGS
     derived = dict(efficiencies)
     for name, efficiency in efficiencies.items():
-        known: str | None = name
-        while known is not None and known not in fitted:
-            known = siblings.get(known)
-        if known is not None:
-            derived[name] = replace(efficiency, grouped=_relative(fitted[known], efficiencies[known], efficiency))
-    return _fit_scaled_experts(derived, siblings, found)
+        ancestor: str | None = name
+        while ancestor is not None and ancestor not in fitted:
+            ancestor = siblings.get(ancestor)
+        if ancestor is not None:
+            derived[name] = replace(
+                efficiency, grouped=_scale_shares(fitted[ancestor], efficiencies[ancestor], efficiency)
+            )
+    return _fit_low_precision_experts(derived, siblings, all_evaluations)
 
 
-def _fit_scaled_experts(
-    efficiencies: Mapping[str, KernelEfficiency], siblings: Mapping[str, str], judged: Sequence[Judged]
-) -> tuple[Mapping[str, KernelEfficiency], Sequence[Judged]]:
+def _fit_low_precision_experts(
+    efficiencies: Mapping[str, KernelEfficiency],
+    siblings: Mapping[str, str],
+    evaluations: Sequence[KernelFitEvaluation],
+) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
     """The same in formats with scales, of products in one kernel; one that is known keeps its distance to others."""
-    own, found = dict(efficiencies), list(judged)
+    fitted_efficiencies, all_evaluations = dict(efficiencies), list(evaluations)
     for name, efficiency in efficiencies.items():
-        sibling = own.get(siblings.get(name, ""))
-        kept = {} if sibling is None else scaled_kernels(efficiency, sibling)
-        grouped = None if efficiency.grouped is None else replace(efficiency.grouped, kernel_shares=kept)
+        sibling = fitted_efficiencies.get(siblings.get(name, ""))
+        derived_shares = {} if sibling is None else derived_kernel_shares(efficiency, sibling)
+        grouped = None if efficiency.grouped is None else replace(efficiency.grouped, kernel_shares=derived_shares)
         accelerator = replace(load_accelerator(name), efficiency=replace(efficiency, grouped=grouped))
-        for rows in _scaled_experts_of(name):
-            fitted, winner = fit_scaled_kernel(accelerator, rows)
-            accelerator = _with(accelerator, grouped=fitted)
-            found.append(Judged(name, f"experts in one kernel {rows[0].dtype.value}", rows, winner))
-        own[name] = with_others_kernels(accelerator.efficiency)
-    return own, found
+        for samples in _low_precision_expert_samples(name):
+            fitted, optimum = fit_low_precision_share(accelerator, samples)
+            accelerator = _with_constants(accelerator, grouped=fitted)
+            all_evaluations.append(
+                KernelFitEvaluation(name, f"experts in one kernel {samples[0].dtype.value}", samples, optimum)
+            )
+        fitted_efficiencies[name] = with_substitute_shares(accelerator.efficiency)
+    return fitted_efficiencies, all_evaluations
 
 
-def _scaled_experts_of(name: str) -> list[list[GroupedRow]]:
+def _low_precision_expert_samples(name: str) -> list[list[GroupedGemmSample]]:
     """An accelerator's products of experts in each format with scales."""
-    rows = [row for row in grouped_products() if row.accelerator == name and not row.streamed]
-    return [same for same in ([row for row in rows if row.dtype is dtype] for dtype in LOW_PRECISION_DTYPES) if same]
-
-
-def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[GroupedGemmEfficiency, list[Judged]]:
-    rows = [
-        row
-        for row in grouped_products()
-        if row.accelerator == accelerator.name and row.dtype not in LOW_PRECISION_DTYPES
+    samples = [sample for sample in grouped_gemm_samples() if sample.accelerator == name and not sample.is_streamed]
+    return [
+        format_samples
+        for format_samples in (
+            [sample for sample in samples if sample.dtype is dtype] for dtype in LOW_PRECISION_DTYPES
+        )
+        if format_samples
     ]
-    streamed, kernel = [row for row in rows if row.streamed], [row for row in rows if not row.streamed]
-    constants, winner = fit_grouped(accelerator, streamed, call)
-    judged = [Judged(accelerator.name, "experts on streams", streamed, winner)]
-    if not kernel:
-        return constants, judged
-    own, winner = fit_kernel_share(_with(accelerator, grouped=constants), kernel)
-    return own, [*judged, Judged(accelerator.name, "experts in one kernel", kernel, winner)]
 
 
-def _relative(grouped: GroupedGemmEfficiency, known: KernelEfficiency, own: KernelEfficiency) -> GroupedGemmEfficiency:
-    ratio = own.matmul.share / known.matmul.share
-    share, kernel_share = (round(item * ratio, DIGITS) for item in (grouped.share, grouped.kernel_share))
+def _fit_high_precision_experts(
+    accelerator: Accelerator, call_seconds: Seconds | None
+) -> tuple[GroupedGemmEfficiency, list[KernelFitEvaluation]]:
+    samples = [
+        sample
+        for sample in grouped_gemm_samples()
+        if sample.accelerator == accelerator.name and sample.dtype not in LOW_PRECISION_DTYPES
+    ]
+    streamed, single_kernel = (
+        [sample for sample in samples if sample.is_streamed],
+        [sample for sample in samples if not sample.is_streamed],
+    )
+    constants, optimum = fit_streamed_gemm(accelerator, streamed, call_seconds)
+    evaluations = [KernelFitEvaluation(accelerator.name, "experts on streams", streamed, optimum)]
+    if not single_kernel:
+        return constants, evaluations
+    constants_with_share, optimum = fit_kernel_share(_with_constants(accelerator, grouped=constants), single_kernel)
+    return constants_with_share, [
+        *evaluations,
+        KernelFitEvaluation(accelerator.name, "experts in one kernel", single_kernel, optimum),
+    ]
+
+
+def _scale_shares(
+    grouped: GroupedGemmEfficiency, sibling: KernelEfficiency, efficiency: KernelEfficiency
+) -> GroupedGemmEfficiency:
+    ratio = efficiency.matmul.share / sibling.matmul.share
+    share, kernel_share = (round(value * ratio, SHARE_DIGITS) for value in (grouped.share, grouped.kernel_share))
     return replace(grouped, share=share, kernel_share=kernel_share)
 
 
-def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
+def _with_constants(accelerator: Accelerator, **constants: Any) -> Accelerator:
     return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))
 
 
-def _fit(target: Target, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[Judged]]:
-    accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
-    accelerator, qualities = _fit_matmuls(accelerator, sibling, target)
-    rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
-    accelerator, judged = _fit_attention(accelerator, rows, even=target.even)
-    return accelerator, [*qualities, *judged]
+def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+    accelerator = _with_constants(
+        load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling)
+    )
+    accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, target)
+    samples = [
+        sample for sample in attention_samples() if sample.accelerator in (target.name, *target.same_chip_accelerators)
+    ]
+    accelerator, attention_evaluations = _fit_attention(
+        accelerator, samples, equal_source_weights=target.equal_source_weights
+    )
+    return accelerator, [*matmul_evaluations, *attention_evaluations]
 
 
 def _fit_attention(
-    accelerator: Accelerator, rows: Sequence[AttentionRow], *, even: bool = False
-) -> tuple[Accelerator, list[Judged]]:
-    wide = [row for row in rows if row.dtype not in LOW_PRECISION_DTYPES]
-    forward = [row for row in wide if not row.backward]
-    backward = [row for row in wide if row.backward]
-    ahead, winner_ahead = fit_attention(accelerator, forward, 1.0, even=even)
-    back, winner_back = fit_attention(accelerator, backward, ahead.causal, even=even)
-    judged = [
-        Judged(accelerator.name, "attention forward", forward, winner_ahead),
-        Judged(accelerator.name, "attention backward", backward, winner_back),
+    accelerator: Accelerator, samples: Sequence[AttentionSample], *, equal_source_weights: bool = False
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+    unscaled = [sample for sample in samples if sample.dtype not in LOW_PRECISION_DTYPES]
+    forward = [sample for sample in unscaled if not sample.backward]
+    backward = [sample for sample in unscaled if sample.backward]
+    forward_constants, forward_optimum = fit_attention(
+        accelerator, forward, 1.0, equal_source_weights=equal_source_weights
+    )
+    backward_constants, backward_optimum = fit_attention(
+        accelerator, backward, forward_constants.causal, equal_source_weights=equal_source_weights
+    )
+    evaluations = [
+        KernelFitEvaluation(accelerator.name, "attention forward", forward, forward_optimum),
+        KernelFitEvaluation(accelerator.name, "attention backward", backward, backward_optimum),
     ]
-    fitted = _with(accelerator, attention_forward=ahead, attention_backward=back)
+    fitted = _with_constants(accelerator, attention_forward=forward_constants, attention_backward=backward_constants)
     for dtype in LOW_PRECISION_DTYPES:
-        same = [row for row in rows if row.dtype is dtype]
-        if same:
-            fitted, found = _fit_faster(fitted, same)
-            judged.extend(found)
-    return fitted, judged
+        format_samples = [sample for sample in samples if sample.dtype is dtype]
+        if format_samples:
+            fitted, evaluated = _fit_low_precision_attention(fitted, format_samples)
+            evaluations.extend(evaluated)
+    return fitted, evaluations
 
 
-def _fit_faster(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> tuple[Accelerator, list[Judged]]:
+def _fit_low_precision_attention(
+    accelerator: Accelerator, samples: Sequence[AttentionSample]
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     """Attention in a format with scales, both ways."""
-    own, judged, constants = accelerator.efficiency, [], {}
-    for word, backward in (("forward", False), ("backward", True)):
-        name, same = f"attention_{word}", [row for row in rows if row.backward is backward]
-        constants[name], winner = fit_faster(accelerator, same, getattr(own, name))
-        judged.append(Judged(accelerator.name, f"attention {word} {rows[0].dtype.value}", same, winner))
-    return _with(accelerator, **constants), judged
+    efficiency, evaluations, constants = accelerator.efficiency, [], {}
+    for direction, backward in (("forward", False), ("backward", True)):
+        name, direction_samples = (
+            f"attention_{direction}",
+            [sample for sample in samples if sample.backward is backward],
+        )
+        constants[name], optimum = fit_low_precision_speedup(accelerator, direction_samples, getattr(efficiency, name))
+        evaluations.append(
+            KernelFitEvaluation(
+                accelerator.name, f"attention {direction} {samples[0].dtype.value}", direction_samples, optimum
+            )
+        )
+    return _with_constants(accelerator, **constants), evaluations
 
 
-def _with_others_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dict[str, KernelEfficiency]:
+def _with_sibling_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dict[str, KernelEfficiency]:
     """Accelerators without rows of attention in formats with scales are as fast in them as those with the same chip."""
-    found = dict(efficiencies)
-    for name, other in ATTENTION_OF.items():
-        if not {name, other} <= found.keys():
+    completed = dict(efficiencies)
+    for name, sibling in LOW_PRECISION_ATTENTION_SIBLINGS.items():
+        if not {name, sibling} <= completed.keys():
             continue  # not all accelerators are fitted
-        found[name] = replace(
-            found[name],
+        completed[name] = replace(
+            completed[name],
             **{
-                direction: replace(getattr(found[name], direction), formats=getattr(found[other], direction).formats)
+                direction: replace(
+                    getattr(completed[name], direction), formats=getattr(completed[sibling], direction).formats
+                )
                 for direction in ("attention_forward", "attention_backward")
             },
         )
-    return found
+    return completed
 
 
 def _fit_matmuls(
-    accelerator: Accelerator, sibling: KernelEfficiency | None, target: Target
-) -> tuple[Accelerator, list[Judged]]:
-    dense = _matmuls_of(target.name)
-    known = sibling.kernel_latency if sibling else None
-    constants, latency, winner = fit_matmul(accelerator, dense, known, even=target.even)
-    fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
-    ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
-    scaled, found = fit_formats(fitted, Relative(None, ratio), target.same_chip)
-    share, cast = fit_casts(scaled, sibling)
-    return _with(scaled, casts=share), [Judged(target.name, "matmul", dense, winner), *found, *cast]
+    accelerator: Accelerator, sibling: KernelEfficiency | None, target: FitTarget
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+    dense = _unscaled_matmuls(target.name)
+    sibling_latency = sibling.kernel_latency if sibling else None
+    constants, latency, optimum = fit_matmul(
+        accelerator, dense, sibling_latency, equal_source_weights=target.equal_source_weights
+    )
+    fitted = _with_constants(accelerator, matmul=constants, kernel_latency=latency)
+    ratio = _share_ratio(_best_peak_share(accelerator, DType.FP8), _best_peak_share(accelerator, DType.BF16), 1.0)
+    scaled, format_evaluations = fit_low_precision_formats(
+        fitted, SiblingReference(None, ratio), target.same_chip_accelerators
+    )
+    cast_share, cast_evaluations = fit_cast_share(scaled, sibling)
+    return _with_constants(scaled, casts=cast_share), [
+        KernelFitEvaluation(target.name, "matmul", dense, optimum),
+        *format_evaluations,
+        *cast_evaluations,
+    ]
 
 
-def _derive(derivation: Derivation, known: Mapping[str, KernelEfficiency]) -> tuple[Accelerator, Relative]:
+def _derive_from_sibling(
+    derivation: DerivedAccelerator, efficiencies: Mapping[str, KernelEfficiency]
+) -> tuple[Accelerator, SiblingReference]:
     """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul.
 
     And what its formats with scales are relative to.
     """
     accelerator = load_accelerator(derivation.name)
-    sibling, reference = known[derivation.sibling], load_accelerator(derivation.sibling)
-    dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
-    own = accelerator.efficiency.matmul
-    share = round(sibling.matmul.share * dense, DIGITS)
-    matmul = replace(sibling.matmul, share=share, tiles=own.tiles, by_rows=own.by_rows)
+    sibling, reference = efficiencies[derivation.sibling], load_accelerator(derivation.sibling)
+    dense = _share_ratio(_best_peak_share(accelerator, DType.BF16), _best_peak_share(reference, DType.BF16), 1.0)
+    matmul_constants = accelerator.efficiency.matmul
+    share = round(sibling.matmul.share * dense, SHARE_DIGITS)
+    matmul = replace(sibling.matmul, share=share, tiles=matmul_constants.tiles, by_rows=matmul_constants.by_rows)
     forward, backward = (  # clocks under load limit both kinds alike
-        replace(constants, share=round(constants.share * dense, DIGITS))
+        replace(constants, share=round(constants.share * dense, SHARE_DIGITS))
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
-    derived = _with(
+    derived = _with_constants(
         accelerator,
         published=False,
         matmul=matmul,
@@ -293,59 +352,68 @@ def _derive(derivation: Derivation, known: Mapping[str, KernelEfficiency]) -> tu
         memory=_memory_share(derivation.name, sibling),
         kernel_latency=sibling.kernel_latency,
     )
-    return derived, _relative_to(derived, derivation.scaled_like or derivation.sibling, known)
+    return derived, _sibling_reference(derived, derivation.low_precision_sibling or derivation.sibling, efficiencies)
 
 
-def _relative_to(accelerator: Accelerator, name: str, known: Mapping[str, KernelEfficiency]) -> Relative:
+def _sibling_reference(
+    accelerator: Accelerator, sibling_name: str, efficiencies: Mapping[str, KernelEfficiency]
+) -> SiblingReference:
     """FP8's distance from a sibling's is that of their best matmuls in it, or in BF16."""
-    reference = load_accelerator(name)
-    dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
-    return Relative(known[name], _ratio(_best_share(accelerator, DType.FP8), _best_share(reference, DType.FP8), dense))
+    reference = load_accelerator(sibling_name)
+    dense = _share_ratio(_best_peak_share(accelerator, DType.BF16), _best_peak_share(reference, DType.BF16), 1.0)
+    return SiblingReference(
+        efficiencies[sibling_name],
+        _share_ratio(_best_peak_share(accelerator, DType.FP8), _best_peak_share(reference, DType.FP8), dense),
+    )
 
 
-def _fit_few(accelerator: Accelerator, relative: Relative) -> tuple[Accelerator, list[Judged]]:
+def _fit_derived(
+    accelerator: Accelerator, reference: SiblingReference
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     """What a derived accelerator's own rows support: matmuls in formats with scales their shares, and its attention.
 
     Its other matmuls judge constants they have not seen.
     """
-    dense = _matmuls_of(accelerator.name)
-    attention = [row for row in attentions() if row.accelerator == accelerator.name]
-    qualities: list[Judged] = []
+    dense = _unscaled_matmuls(accelerator.name)
+    attention = [sample for sample in attention_samples() if sample.accelerator == accelerator.name]
+    evaluations: list[KernelFitEvaluation] = []
     if dense:
         predicted = matmul_seconds(accelerator, dense)
-        winner = Winner((), predicted, predicted, predicted)
-        qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, winner))
-    accelerator, found = fit_formats(accelerator, relative)
-    share, cast = fit_casts(accelerator, relative.sibling)
-    accelerator = _with(accelerator, casts=share)
-    qualities.extend((*found, *cast))
+        prediction = GridOptimum((), predicted, predicted, predicted)
+        evaluations.append(KernelFitEvaluation(accelerator.name, "matmul, not fitted", dense, prediction))
+    accelerator, format_evaluations = fit_low_precision_formats(accelerator, reference)
+    cast_share, cast_evaluations = fit_cast_share(accelerator, reference.sibling)
+    accelerator = _with_constants(accelerator, casts=cast_share)
+    evaluations.extend((*format_evaluations, *cast_evaluations))
     if attention:
-        accelerator, judged = _fit_attention(accelerator, attention)
-        qualities.extend(judged)
-    return accelerator, qualities
+        accelerator, attention_evaluations = _fit_attention(accelerator, attention)
+        evaluations.extend(attention_evaluations)
+    return accelerator, evaluations
 
 
-def _matmuls_of(name: str) -> list[MatmulRow]:
+def _unscaled_matmuls(name: str) -> list[MatmulSample]:
     """An accelerator's rows in formats without scales."""
-    return [row for row in matmuls() if row.accelerator == name and row.dtype not in LOW_PRECISION_DTYPES]
+    return [
+        sample for sample in matmul_samples() if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES
+    ]
 
 
-def _best_share(accelerator: Accelerator, dtype: DType) -> float | None:
+def _best_peak_share(accelerator: Accelerator, dtype: DType) -> float | None:
     """Part of the peak that the best matmul of a search reached, where one is known."""
-    rate = best_rates().get((accelerator.name, dtype))
+    rate = best_matmul_rates().get((accelerator.name, dtype))
     return None if rate is None else rate / accelerator.peak_flops(dtype)
 
 
-def _ratio(share: float | None, reference: float | None, unknown: float) -> float:
-    return unknown if share is None or reference is None else share / reference
+def _share_ratio(share: float | None, reference: float | None, default: float) -> float:
+    return default if share is None or reference is None else share / reference
 
 
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
     """Mean of the measured bandwidths over the datasheet's; the sibling's where none is known."""
-    measured = bandwidths().get(name, [])
+    measured = measured_bandwidths().get(name, [])
     if sibling is not None and not measured:
         return sibling.memory
-    return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, DIGITS)
+    return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, SHARE_DIGITS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -356,47 +424,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Fit, and print tables (or write JSON to a file, or to standard output for `-`), and write records if asked."""
-    fits, collectives = fit(), judge(load_library("nccl"))
+    fits, collectives = fit_published(), collective_fit_quality(load_library("nccl"))
     if options.records is not None:
         write_records(fits, options.records)
     if options.json is None:
-        tables = [table([*fits.qualities, *collectives]), "", unseen_table(fits.unseen), ""]
-        print("\n".join([*tables, *_constants(fits)]))
+        tables = [quality_table([*fits.qualities, *collectives]), "", source_error_table(fits.source_errors), ""]
+        print("\n".join([*tables, *_constant_lines(fits)]))
         return
     _write_json(fits, collectives, options.json)
 
 
-def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None:
+def _write_json(fits: AcceleratorFits, collectives: Sequence[FitQuality], target: str) -> None:
     qualities = [asdict(quality) for quality in (*fits.qualities, *collectives)]
-    efficiency = {name: _named(asdict(kernel_efficiency)) for name, kernel_efficiency in fits.efficiencies.items()}
-    unseen = [asdict(item) for item in fits.unseen]
-    text = json.dumps({"qualities": qualities, "unseen": unseen, "efficiency": efficiency}, indent=2) + "\n"
+    efficiency = {
+        name: _with_format_names(asdict(kernel_efficiency)) for name, kernel_efficiency in fits.efficiencies.items()
+    }
+    source_errors = [asdict(source_error) for source_error in fits.source_errors]
+    text = json.dumps({"qualities": qualities, "unseen": source_errors, "efficiency": efficiency}, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         return
     write_text_atomically(target, text)
 
 
-def _named(constants: Mapping[Any, Any]) -> dict[str, Any]:
+def _with_format_names(constants: Mapping[Any, Any]) -> dict[str, Any]:
     """The same with formats by their names."""
     return {
-        key.value if isinstance(key, DType) else key: _named(value) if isinstance(value, Mapping) else value
+        key.value if isinstance(key, DType) else key: _with_format_names(value) if isinstance(value, Mapping) else value
         for key, value in constants.items()
     }
 
 
-def _constants(fits: Fits) -> list[str]:
+def _constant_lines(fits: AcceleratorFits) -> list[str]:
     lines = []
     for name, efficiency in fits.efficiencies.items():
         lines.append(f"{name}: {'published' if efficiency.published else 'derived'}")
-        lines.extend(f"  {line}" for line in _listed(efficiency))
+        lines.extend(f"  {line}" for line in _efficiency_lines(efficiency))
     return lines
 
 
-def _listed(efficiency: KernelEfficiency) -> list[str]:
+def _efficiency_lines(efficiency: KernelEfficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
-    shares = "".join(f", {_scaled(efficiency, dtype)}" for dtype in matmul.shares)
+    shares = "".join(f", {_format_label(efficiency, dtype)}" for dtype in matmul.shares)
     lines = [f"matmul: share {matmul.share:g}{shares}, {sizes}"]
     if efficiency.grouped is not None:
         constants = asdict(efficiency.grouped)
@@ -411,7 +481,7 @@ def _listed(efficiency: KernelEfficiency) -> list[str]:
     return [*lines, f"memory {efficiency.memory:g}{casts}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
 
 
-def _scaled(efficiency: KernelEfficiency, dtype: DType) -> str:
+def _format_label(efficiency: KernelEfficiency, dtype: DType) -> str:
     """What is a format's own."""
     matmul = efficiency.matmul
     prologue = f" (prologue {matmul.prologues[dtype]:g})" if dtype in matmul.prologues else ""

@@ -15,40 +15,40 @@ from typing import Final, TypeVar
 from clustersim.common.dtypes import DType
 from clustersim.common.units import BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
-from clustersim.validation.accelerator_lookup import accelerator_of
-from clustersim.validation.cases import Case
-from clustersim.validation.grouped_gemm import grouped_of
+from clustersim.validation.accelerator_lookup import case_accelerator
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.grouped_gemm import grouped_gemm_kernels
 from clustersim.validation.kernels import (
     BEST_OF_SEARCH,
-    attention_of,
-    cast_of,
-    matmul_of,
-    matmuls_of,
+    case_attention,
+    measured_seconds,
     read_kernels,
-    seconds_of,
     timed_attention,
+    timed_cast,
+    timed_matmul,
+    timed_matmuls,
 )
 
 T = TypeVar("T")
-BANDWIDTHS: Final = Path(__file__).parents[1] / "published" / "bandwidth.csv"
+BANDWIDTH_TABLE: Final = Path(__file__).parents[1] / "published" / "bandwidth.csv"
 # The text peak of FlashAttention-2 on A100 belongs to the longest sequence of the paper's setting: 16k tokens,
 # hidden 2048, head dimension 128, no mask (arXiv:2307.08691, section 4.1 and figures 4-6).
 _PEAK_SHAPE: Final = AttentionShape(batch=1, query=16384, key=16384, heads=16, kv_heads=16, head_dim=128, causal=False)
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulRow:
+class MatmulSample:
     """One measured matmul. moved: bytes if every operand passes once."""
 
     accelerator: str
     shape: MatmulShape
     dtype: DType
-    moved: float
+    moved_bytes: float
     seconds: Seconds
     source: str = ""
 
     @property
-    def published(self) -> str:
+    def publication(self) -> str:
         """Who published it."""
         return self.source.partition(":")[0]
 
@@ -58,41 +58,41 @@ class MatmulRow:
         return 2.0 * self.shape.m * self.shape.n * self.shape.k * self.shape.batch
 
     @property
-    def products(self) -> "tuple[MatmulRow, ...]":
+    def matmuls(self) -> "tuple[MatmulSample, ...]":
         """What was timed together."""
         return (self,)
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulSet:
+class MatmulSetSample:
     """Measured matmuls that were timed together, one behind the other; seconds: of all of them."""
 
-    products: tuple[MatmulRow, ...]
+    matmuls: tuple[MatmulSample, ...]
     seconds: Seconds
 
     @property
     def accelerator(self) -> str:
         """Where."""
-        return self.products[0].accelerator
+        return self.matmuls[0].accelerator
 
     @property
     def dtype(self) -> DType:
         """The format of all of them."""
-        return self.products[0].dtype
+        return self.matmuls[0].dtype
 
     @property
-    def published(self) -> str:
+    def publication(self) -> str:
         """Who published them."""
-        return self.products[0].published
+        return self.matmuls[0].publication
 
     @property
     def flops(self) -> Flop:
         """FLOP of all of them."""
-        return sum(product.flops for product in self.products)
+        return sum(matmul.flops for matmul in self.matmuls)
 
 
 @dataclass(frozen=True, slots=True)
-class CastRow:
+class CastSample:
     """One measured kernel that casts a tensor to a format with scales."""
 
     accelerator: str
@@ -101,13 +101,13 @@ class CastRow:
     source: str = ""
 
     @property
-    def published(self) -> str:
+    def publication(self) -> str:
         """Who published it."""
         return self.source.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionRow:
+class AttentionSample:
     """One measured flash attention kernel.
 
     flops: executed, so half of the full matrix with a causal mask; moved: bytes if every operand passes once.
@@ -118,18 +118,18 @@ class AttentionRow:
     dtype: DType
     backward: bool
     flops: Flop
-    moved: float
+    moved_bytes: float
     seconds: Seconds
     source: str = ""
 
     @property
-    def published(self) -> str:
+    def publication(self) -> str:
         """Who published it."""
         return self.source.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedRow:
+class GroupedGemmSample:
     """Measured products of experts: kernels that were timed together, one behind the other."""
 
     accelerator: str
@@ -138,7 +138,7 @@ class GroupedRow:
     source: str = ""
 
     @property
-    def published(self) -> str:
+    def publication(self) -> str:
         """Who published it."""
         return self.source.partition(":")[0]
 
@@ -148,112 +148,116 @@ class GroupedRow:
         return self.kernels[0].dtype
 
     @property
-    def streamed(self) -> bool:
+    def is_streamed(self) -> bool:
         """Whether a library's product is launched for each expert."""
         return all(kernel.kind is not KernelKind.GROUPED_MATMUL for kernel in self.kernels)
 
 
-def grouped_products() -> list[GroupedRow]:
+def grouped_gemm_samples() -> list[GroupedGemmSample]:
     """Every measured group of products of experts."""
-    return _rows(_cases("grouped_gemm"), _grouped)
+    return _build_samples(_fitted_cases("grouped_gemm"), _grouped_sample)
 
 
-def matmuls() -> list[MatmulRow]:
+def matmul_samples() -> list[MatmulSample]:
     """Every measured matmul, without upper bounds."""
-    cases = (case for case in _cases("gemm") if case.text("implementation") != BEST_OF_SEARCH)
-    return _rows(list(cases), _matmul)
+    cases = (case for case in _fitted_cases("gemm") if case.text("implementation") != BEST_OF_SEARCH)
+    return _build_samples(list(cases), _matmul_sample)
 
 
-def matmul_sets() -> list[MatmulSet]:
+def matmul_set_samples() -> list[MatmulSetSample]:
     """Every set of matmuls that were measured together."""
-    return _rows(_cases("gemm_set"), _matmul_set)
+    return _build_samples(_fitted_cases("gemm_set"), _matmul_set_sample)
 
 
-def casts() -> list[CastRow]:
+def cast_samples() -> list[CastSample]:
     """Every measured cast to a format with scales."""
-    return _rows(_cases("cast"), _cast)
+    return _build_samples(_fitted_cases("cast"), _cast_sample)
 
 
-def best_rates() -> dict[tuple[str, DType], FlopPerSecond]:
+def best_matmul_rates() -> dict[tuple[str, DType], FlopPerSecond]:
     """Rate of the best matmul shape that a search found, by accelerator and number format."""
-    cases = [case for case in _cases("gemm") if case.text("implementation") == BEST_OF_SEARCH]
-    names = _names(cases)
-    return {(names[item.text("gpu")], DType(item.text("dtype"))): item.number("tflops") * 1e12 for item in cases}
+    cases = [case for case in _fitted_cases("gemm") if case.text("implementation") == BEST_OF_SEARCH]
+    names = _accelerator_names(cases)
+    return {
+        (names[case.text("gpu")], DType(case.text("dtype"))): case.positive_float("tflops") * 1e12 for case in cases
+    }
 
 
-def attentions() -> list[AttentionRow]:
+def attention_samples() -> list[AttentionSample]:
     """Every measured flash attention kernel, and the peaks that the papers' texts state."""
-    return _rows(_cases("attention"), _attention) + _rows(_cases("attention_peak"), _peak)
+    return _build_samples(_fitted_cases("attention"), _attention_sample) + _build_samples(
+        _fitted_cases("attention_peak"), _attention_peak_sample
+    )
 
 
-def bandwidths() -> dict[str, list[BytesPerSecond]]:
+def measured_bandwidths() -> dict[str, list[BytesPerSecond]]:
     """Measured memory bandwidths by accelerator."""
-    found: dict[str, list[BytesPerSecond]] = {}
-    with BANDWIDTHS.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            found.setdefault(row["gpu"], []).append(float(row["bytes_per_second"]))
-    return found
+    by_accelerator: dict[str, list[BytesPerSecond]] = {}
+    with BANDWIDTH_TABLE.open(encoding="utf-8", newline="") as stream:
+        for table_row in csv.DictReader(stream):
+            by_accelerator.setdefault(table_row["gpu"], []).append(float(table_row["bytes_per_second"]))
+    return by_accelerator
 
 
-def _cases(op: str) -> list[Case]:
-    return [case for case in read_kernels() if case.text("op") == op and case.is_yes("in_fit")]
+def _fitted_cases(op: str) -> list[ValidationCase]:
+    return [case for case in read_kernels() if case.text("op") == op and case.boolean("in_fit")]
 
 
-def _names(cases: Sequence[Case]) -> Mapping[str, str]:
+def _accelerator_names(cases: Sequence[ValidationCase]) -> Mapping[str, str]:
     """The shipped accelerator that each GPU is."""
-    return {gpu: accelerator_of(case).name for gpu, case in {case.text("gpu"): case for case in cases}.items()}
+    return {gpu: case_accelerator(case).name for gpu, case in {case.text("gpu"): case for case in cases}.items()}
 
 
-def _rows(cases: Sequence[Case], row: Callable[[Case, str], T]) -> list[T]:
-    names = _names(cases)
-    return [row(case, names[case.text("gpu")]) for case in cases]
+def _build_samples(cases: Sequence[ValidationCase], build: Callable[[ValidationCase, str], T]) -> list[T]:
+    names = _accelerator_names(cases)
+    return [build(case, names[case.text("gpu")]) for case in cases]
 
 
-def _matmul(case: Case, accelerator: str) -> MatmulRow:
-    kernel = matmul_of(case)
-    return _timed_matmul(case, accelerator, kernel, seconds_of(case, [kernel]))
+def _matmul_sample(case: ValidationCase, accelerator: str) -> MatmulSample:
+    kernel = timed_matmul(case)
+    return _timed_matmul(case, accelerator, kernel, measured_seconds(case, [kernel]))
 
 
-def _matmul_set(case: Case, accelerator: str) -> MatmulSet:
-    kernels = matmuls_of(case)
-    alone = tuple(_timed_matmul(case, accelerator, kernel, math.nan) for kernel in kernels)
-    return MatmulSet(alone, seconds_of(case, kernels))
+def _matmul_set_sample(case: ValidationCase, accelerator: str) -> MatmulSetSample:
+    kernels = timed_matmuls(case)
+    members = tuple(_timed_matmul(case, accelerator, kernel, math.nan) for kernel in kernels)
+    return MatmulSetSample(members, measured_seconds(case, kernels))
 
 
-def _timed_matmul(case: Case, accelerator: str, kernel: Kernel, seconds: Seconds) -> MatmulRow:
+def _timed_matmul(case: ValidationCase, accelerator: str, kernel: Kernel, seconds: Seconds) -> MatmulSample:
     if not isinstance(kernel.shape, MatmulShape):
         raise TypeError(f"{kernel.name} is no matmul")
-    return MatmulRow(accelerator, kernel.shape, kernel.dtype, kernel.bytes, seconds, _source(case))
+    return MatmulSample(accelerator, kernel.shape, kernel.dtype, kernel.bytes, seconds, _source_label(case))
 
 
-def _cast(case: Case, accelerator: str) -> CastRow:
-    kernel = cast_of(case)
-    return CastRow(accelerator, kernel, seconds_of(case, [kernel]), _source(case))
+def _cast_sample(case: ValidationCase, accelerator: str) -> CastSample:
+    kernel = timed_cast(case)
+    return CastSample(accelerator, kernel, measured_seconds(case, [kernel]), _source_label(case))
 
 
-def _grouped(case: Case, accelerator: str) -> GroupedRow:
-    kernels = grouped_of(case)
-    return GroupedRow(accelerator, kernels, seconds_of(case, kernels), _source(case))
+def _grouped_sample(case: ValidationCase, accelerator: str) -> GroupedGemmSample:
+    kernels = grouped_gemm_kernels(case)
+    return GroupedGemmSample(accelerator, kernels, measured_seconds(case, kernels), _source_label(case))
 
 
-def _attention(case: Case, accelerator: str) -> AttentionRow:
+def _attention_sample(case: ValidationCase, accelerator: str) -> AttentionSample:
     backward = case.text("direction") == "bwd"
-    kernel = attention_of(case, backward=backward)
-    return _timed(case, accelerator, kernel, seconds_of(case, [kernel]))
+    kernel = case_attention(case, backward=backward)
+    return _timed_attention(case, accelerator, kernel, measured_seconds(case, [kernel]))
 
 
-def _peak(case: Case, accelerator: str) -> AttentionRow:
+def _attention_peak_sample(case: ValidationCase, accelerator: str) -> AttentionSample:
     kernel = timed_attention(_PEAK_SHAPE, DType.BF16, backward=case.text("direction") == "bwd")
-    return _timed(case, accelerator, kernel, kernel.flops / (case.number("tflops") * 1e12))
+    return _timed_attention(case, accelerator, kernel, kernel.flops / (case.positive_float("tflops") * 1e12))
 
 
-def _timed(case: Case, accelerator: str, kernel: Kernel, seconds: Seconds) -> AttentionRow:
+def _timed_attention(case: ValidationCase, accelerator: str, kernel: Kernel, seconds: Seconds) -> AttentionSample:
     if not isinstance(kernel.shape, AttentionShape):
         raise TypeError(f"{kernel.name} is no attention")
-    backward, source = case.text("direction") == "bwd", _source(case)
-    moved, flops = kernel.bytes, kernel.flops
-    return AttentionRow(accelerator, kernel.shape, kernel.dtype, backward, flops, moved, seconds, source)
+    backward, source = case.text("direction") == "bwd", _source_label(case)
+    moved_bytes, flops = kernel.bytes, kernel.flops
+    return AttentionSample(accelerator, kernel.shape, kernel.dtype, backward, flops, moved_bytes, seconds, source)
 
 
-def _source(case: Case) -> str:
+def _source_label(case: ValidationCase) -> str:
     return f"{case.text('source')}: {case.text('locator')}"

@@ -17,10 +17,18 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.alpha_beta import fit_calls
-from calibrate.fit.fit_quality import Fits, Judged
-from calibrate.fit.published_collectives import Benchmark, read_benchmarks
-from calibrate.fit.published_kernels import AttentionRow, CastRow, GroupedRow, MatmulRow, MatmulSet, attentions, matmuls
+from calibrate.fit.alpha_beta import fit_collectives
+from calibrate.fit.fit_quality import AcceleratorFits, KernelFitEvaluation
+from calibrate.fit.published_collectives import BenchmarkTable, read_benchmarks
+from calibrate.fit.published_kernels import (
+    AttentionSample,
+    CastSample,
+    GroupedGemmSample,
+    MatmulSample,
+    MatmulSetSample,
+    attention_samples,
+    matmul_samples,
+)
 from clustersim.common.errors import OutputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
@@ -54,28 +62,28 @@ DERIVATION: Final = (
 _DIGITS: Final = 6  # of what is computed: enough, and the same on every machine
 
 
-def write_records(fits: Fits, folder: Path) -> None:
+def write_records(fits: AcceleratorFits, folder: Path) -> None:
     """Write every record as DIR/<accelerator>.json; raise OutputError where that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be made ({error.strerror})") from error
-    made = {folder / f"{name}.json": record for name, record in records(fits).items()}
-    for path in made:
+    record_by_path = {folder / f"{name}.json": record for name, record in build_records(fits).items()}
+    for path in record_by_path:
         require_same_origin(path, RecordOrigin.PUBLISHED)
-    for path, record in made.items():
+    for path, record in record_by_path.items():
         write_record(record, path)
 
 
-def records(fits: Fits) -> dict[str, CalibrationRecord]:
+def build_records(fits: AcceleratorFits) -> dict[str, CalibrationRecord]:
     """The record of every accelerator of which kernels or collectives were published."""
-    kernels, collectives = _kernels(), _collectives()
+    kernels, collectives = _kernel_samples(), _collective_samples()
     names = sorted({*kernels, *collectives})
-    return {name: _record(name, kernels.get(name, ()), collectives.get(name, ()), fits) for name in names}
+    return {name: _build_record(name, kernels.get(name, ()), collectives.get(name, ()), fits) for name in names}
 
 
-def _record(
-    name: str, kernels: Sequence[KernelSample], collectives: Sequence[CollectiveSample], fits: Fits
+def _build_record(
+    name: str, kernels: Sequence[KernelSample], collectives: Sequence[CollectiveSample], fits: AcceleratorFits
 ) -> CalibrationRecord:
     return CalibrationRecord(
         device=DeviceInfo(name, load_accelerator(name).description),
@@ -83,45 +91,55 @@ def _record(
         kernels=tuple(kernels),
         collectives=tuple(collectives),
         kernel_fit=_kernel_fit(name, fits),
-        collective_fits=tuple(map(_rounded, fit_calls(collectives))),
+        collective_fits=tuple(map(_round_fit, fit_collectives(collectives))),
         origin=RecordOrigin.PUBLISHED,
         derivation=DERIVATION,
     )
 
 
-def _kernels() -> dict[str, list[KernelSample]]:
-    found: dict[str, dict[Hashable, list[KernelSample]]] = {}
-    for accelerator, row in [*map(_matmul, matmuls()), *map(_attention, attentions())]:
-        found.setdefault(accelerator, {}).setdefault(row.signature, []).append(row)
-    return {name: [_one(same) for same in rows.values()] for name, rows in found.items()}
+def _kernel_samples() -> dict[str, list[KernelSample]]:
+    by_accelerator: dict[str, dict[Hashable, list[KernelSample]]] = {}
+    for accelerator, sample in [*map(_matmul_sample, matmul_samples()), *map(_attention_sample, attention_samples())]:
+        by_accelerator.setdefault(accelerator, {}).setdefault(sample.signature, []).append(sample)
+    return {
+        name: [_merge_kernel_samples(duplicates) for duplicates in by_signature.values()]
+        for name, by_signature in by_accelerator.items()
+    }
 
 
-def _one(same: Sequence[KernelSample]) -> KernelSample:
+def _merge_kernel_samples(duplicates: Sequence[KernelSample]) -> KernelSample:
     """One row of those of one kernel."""
-    return replace(same[0], time=_spread([row.time.seconds for row in same if row.time]), source=_sources(same))
+    return replace(
+        duplicates[0],
+        time=_time_statistics([sample.time.seconds for sample in duplicates if sample.time]),
+        source=_join_sources(duplicates),
+    )
 
 
-def _spread(seconds: Sequence[Seconds]) -> TimeStatistics:
+def _time_statistics(seconds: Sequence[Seconds]) -> TimeStatistics:
     return TimeStatistics(float(np.median(seconds)), min(seconds), max(seconds), len(seconds))
 
 
-def _sources(rows: Iterable[KernelSample | CollectiveSample]) -> str:
-    return "; ".join(dict.fromkeys(row.source for row in rows))
+def _join_sources(samples: Iterable[KernelSample | CollectiveSample]) -> str:
+    return "; ".join(dict.fromkeys(sample.source for sample in samples))
 
 
-def _matmul(row: MatmulRow) -> tuple[str, KernelSample]:
-    time, shape = _spread([row.seconds]), row.shape
-    known = ("matmul", KernelKind.MATMUL, row.dtype, shape, row.flops, row.moved, 1)
-    return row.accelerator, KernelSample(*known, time, source=row.source)
+def _matmul_sample(sample: MatmulSample) -> tuple[str, KernelSample]:
+    statistics, shape = _time_statistics([sample.seconds]), sample.shape
+    fields = ("matmul", KernelKind.MATMUL, sample.dtype, shape, sample.flops, sample.moved_bytes, 1)
+    return sample.accelerator, KernelSample(*fields, statistics, source=sample.source)
 
 
-def _attention(row: AttentionRow) -> tuple[str, KernelSample]:
-    kernel, time = flash_kernel(row.shape, row.dtype, backward=row.backward), _spread([row.seconds])
-    known = (kernel.name, kernel.kind, kernel.dtype, row.shape, kernel.flops, kernel.bytes, 1)
-    return row.accelerator, KernelSample(*known, time, source=row.source)
+def _attention_sample(sample: AttentionSample) -> tuple[str, KernelSample]:
+    kernel, statistics = (
+        flash_kernel(sample.shape, sample.dtype, backward=sample.backward),
+        _time_statistics([sample.seconds]),
+    )
+    fields = (kernel.name, kernel.kind, kernel.dtype, sample.shape, kernel.flops, kernel.bytes, 1)
+    return sample.accelerator, KernelSample(*fields, statistics, source=sample.source)
 
 
-def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
+def _kernel_fit(name: str, fits: AcceleratorFits) -> KernelFit | None:
     """None where the constants are a sibling's."""
     efficiency = fits.efficiencies.get(name)
     if efficiency is None or not efficiency.published:
@@ -133,61 +151,70 @@ def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
         compute_units=accelerator.compute_units,
         efficiency=replace(efficiency, kernel_latency=round(efficiency.kernel_latency, 9)),
         factors={},
-        residuals=_residuals([judged for judged in fits.judged if judged.accelerator == name]),
+        residuals=_residuals_by_family(
+            [evaluation for evaluation in fits.evaluations if evaluation.accelerator == name]
+        ),
     )
 
 
-def _residuals(judged: Iterable[Judged]) -> Mapping[str, FitResidual]:
+def _residuals_by_family(evaluations: Iterable[KernelFitEvaluation]) -> Mapping[str, FitResidual]:
     """By family; attention fitted with a sibling's rows is judged by them too."""
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for item in judged:
-        seconds = zip(item.rows, item.winner.predicted, item.winner.left_out, strict=True)
-        for row, predicted, left_out in seconds:
-            if isinstance(row, GroupedRow | MatmulSet | CastRow):  # of which records have none
+    error_pairs: dict[str, list[tuple[float, float]]] = {}
+    for evaluation in evaluations:
+        seconds = zip(evaluation.samples, evaluation.optimum.predicted, evaluation.optimum.leave_one_out, strict=True)
+        for sample, predicted, left_out in seconds:
+            if isinstance(sample, GroupedGemmSample | MatmulSetSample | CastSample):  # of which records have none
                 continue
-            pair = (abs(predicted / row.seconds - 1.0), abs(left_out / row.seconds - 1.0))
-            errors.setdefault(family_of(_row(row).signature), []).append(pair)
-    return {name: _residual(pairs) for name, pairs in errors.items()}
+            pair = (abs(predicted / sample.seconds - 1.0), abs(left_out / sample.seconds - 1.0))
+            error_pairs.setdefault(family_of(_kernel_sample(sample).signature), []).append(pair)
+    return {name: _mean_residual(pairs) for name, pairs in error_pairs.items()}
 
 
-def _row(row: MatmulRow | AttentionRow) -> KernelSample:
-    return _matmul(row)[1] if isinstance(row, MatmulRow) else _attention(row)[1]
+def _kernel_sample(sample: MatmulSample | AttentionSample) -> KernelSample:
+    return _matmul_sample(sample)[1] if isinstance(sample, MatmulSample) else _attention_sample(sample)[1]
 
 
-def _residual(pairs: Sequence[tuple[float, float]]) -> FitResidual:
+def _mean_residual(pairs: Sequence[tuple[float, float]]) -> FitResidual:
     error, left_out = np.mean(pairs, axis=0).tolist()
     return FitResidual(len(pairs), round(error, _DIGITS), round(left_out, _DIGITS))
 
 
-def _collectives() -> dict[str, list[CollectiveSample]]:
-    found: dict[str, dict[CollectiveCall, list[CollectiveSample]]] = {}
+def _collective_samples() -> dict[str, list[CollectiveSample]]:
+    by_accelerator: dict[str, dict[CollectiveCall, list[CollectiveSample]]] = {}
     for table in read_benchmarks():
-        if table.place.algorithm or table.place.nodes > 1 or table.place.alike:
+        if table.benchmark.algorithm or table.benchmark.node_count > 1 or table.benchmark.is_equivalent_gpu:
             continue
-        for row in _rows(table):
-            found.setdefault(table.place.accelerator, {}).setdefault(row.call, []).append(row)
-    return {name: [_one_call(same) for same in rows.values()] for name, rows in found.items()}
+        for sample in _benchmark_samples(table):
+            by_accelerator.setdefault(table.benchmark.accelerator, {}).setdefault(sample.call, []).append(sample)
+    return {
+        name: [_merge_collective_samples(duplicates) for duplicates in by_call.values()]
+        for name, by_call in by_accelerator.items()
+    }
 
 
-def _rows(table: Benchmark) -> Iterable[CollectiveSample]:
-    for size, seconds in zip(table.sizes, table.measured, strict=True):
-        call = CollectiveCall(table.place.collective, size, table.place.gpus, 1)
-        yield CollectiveSample(call, _spread([seconds]), f"{table.source}: {table.locator}")
+def _benchmark_samples(table: BenchmarkTable) -> Iterable[CollectiveSample]:
+    for size, seconds in zip(table.sizes, table.measured_seconds, strict=True):
+        call = CollectiveCall(table.benchmark.collective, size, table.benchmark.gpu_count, 1)
+        yield CollectiveSample(call, _time_statistics([seconds]), f"{table.source}: {table.locator}")
 
 
-def _one_call(same: Sequence[CollectiveSample]) -> CollectiveSample:
-    return replace(same[0], time=_spread([row.time.seconds for row in same]), source=_sources(same))
+def _merge_collective_samples(duplicates: Sequence[CollectiveSample]) -> CollectiveSample:
+    return replace(
+        duplicates[0],
+        time=_time_statistics([sample.time.seconds for sample in duplicates]),
+        source=_join_sources(duplicates),
+    )
 
 
-def _rounded(fit: CollectiveFit) -> CollectiveFit:
+def _round_fit(fit: CollectiveFit) -> CollectiveFit:
     residual = fit.residual
     return replace(
         fit,
-        alpha=_to_digits(fit.alpha),
-        beta=_to_digits(fit.beta),
+        alpha=_round_significant(fit.alpha),
+        beta=_round_significant(fit.beta),
         residual=FitResidual(residual.rows, round(residual.error, _DIGITS), round(residual.left_out, _DIGITS)),
     )
 
 
-def _to_digits(value: float) -> float:
+def _round_significant(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")

@@ -27,33 +27,33 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.fit.alpha_beta import fit_calls
+from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.fit.attention import (
-    BLOCKS,
+    BLOCK_SIZES,
+    CAUSAL_FACTORS,
     HEAD_OVERHEADS,
     KEY_OVERHEADS,
-    MASKS,
     AttentionGrid,
-    attention_constants,
-    own_attention,
     search_attention,
+    single_point_grid,
+    winner_constants,
 )
 from calibrate.fit.fit_state import (
-    ROOM,
-    SHARES,
-    State,
-    Timed,
+    RATE_MARGIN,
+    SHARE_GRID,
+    FitState,
+    TimedKernel,
     best_rate,
-    by_format,
-    latencies,
-    near,
-    seconds_of,
+    group_by_format,
+    latency_grid,
+    measured_seconds,
+    shares_near,
     with_constants,
 )
-from calibrate.fit.grid_search import WORTH, supported
-from calibrate.fit.matmul_formats import fit_formats
-from calibrate.fit.memory_bound import StreamRow, fit_casts, fit_streaming
-from calibrate.fit.published_kernels import AttentionRow
+from calibrate.fit.grid_search import MAX_ERROR_RATIO, select_supported
+from calibrate.fit.matmul_formats import fit_matmul_formats
+from calibrate.fit.memory_bound import MemoryBoundSample, fit_casts, fit_memory_bound
+from calibrate.fit.published_kernels import AttentionSample
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
@@ -70,44 +70,44 @@ from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.model.kernels import AttentionShape, KernelKind, MemoryBoundShape
 
 
-def fitted(record: CalibrationRecord, accelerator: Accelerator) -> CalibrationRecord:
+def fit_record(record: CalibrationRecord, accelerator: Accelerator) -> CalibrationRecord:
     """The record with the constants that its rows support; without kernels (or collectives) there is no fit of them."""
-    timed = [row for row in record.kernels if row.time is not None]
-    fit = fit_kernels(record, accelerator) if timed else None
-    return replace(record, kernel_fit=fit, collective_fits=fit_calls(record.collectives))
+    timed_samples = [sample for sample in record.kernels if sample.time is not None]
+    fit = fit_kernel_model(record, accelerator) if timed_samples else None
+    return replace(record, kernel_fit=fit, collective_fits=fit_collectives(record.collectives))
 
 
-def fit_kernels(record: CalibrationRecord, accelerator: Accelerator) -> KernelFit:
+def fit_kernel_model(record: CalibrationRecord, accelerator: Accelerator) -> KernelFit:
     """The kernel model fitted to the record's rows, of which at least one was measured."""
-    times = ((row, row.time.seconds) for row in record.kernels if row.time is not None)
-    rows = [Timed(place, row, seconds) for place, (row, seconds) in enumerate(times)]
-    state = _fit_streaming(_ground(record, accelerator), rows, record.copies)
-    state = fit_formats(_fit_casts(state, rows), rows)
+    timed_samples = ((sample, sample.time.seconds) for sample in record.kernels if sample.time is not None)
+    timed_kernels = [TimedKernel(index, sample, seconds) for index, (sample, seconds) in enumerate(timed_samples)]
+    state = _fit_memory_bound(_initial_state(record, accelerator), timed_kernels, record.copies)
+    state = fit_matmul_formats(_fit_casts(state, timed_kernels), timed_kernels)
     for kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD):
-        state = _fit_attention(state, accelerator, [timed for timed in rows if timed.row.kind is kind])
-    factors, residuals = _families(state, rows)
-    found = with_constants(state.accelerator, launch_interval=_launch_interval(record, accelerator))
+        state = _fit_attention(state, accelerator, [timed for timed in timed_kernels if timed.sample.kind is kind])
+    factors, residuals = _fit_family_factors(state, timed_kernels)
+    fitted = with_constants(state.accelerator, launch_interval=_launch_interval(record, accelerator))
     return KernelFit(
-        peak=dict(found.peak),
-        memory_bandwidth=found.memory_bandwidth,
-        compute_units=found.compute_units,
-        efficiency=found.efficiency,
+        peak=dict(fitted.peak),
+        memory_bandwidth=fitted.memory_bandwidth,
+        compute_units=fitted.compute_units,
+        efficiency=fitted.efficiency,
         factors=factors,
         residuals=residuals,
     )
 
 
-def _ground(record: CalibrationRecord, accelerator: Accelerator) -> State:
+def _initial_state(record: CalibrationRecord, accelerator: Accelerator) -> FitState:
     """The device's own numbers in place of the file's, before anything is searched."""
     device = record.device
     units = device.compute_units or (device.threads if _is_cpu(device) else 0) or accelerator.compute_units
-    found = with_constants(accelerator, published=True, launch_interval=0.0)
-    return State(replace(found, compute_units=units), _is_cpu(device))
+    with_constants_reset = with_constants(accelerator, published=True, launch_interval=0.0)
+    return FitState(replace(with_constants_reset, compute_units=units), _is_cpu(device))
 
 
 def _launch_interval(record: CalibrationRecord, accelerator: Accelerator) -> Seconds:
-    known = record.launch_interval
-    return accelerator.efficiency.launch_interval if known is None else known
+    measured = record.launch_interval
+    return accelerator.efficiency.launch_interval if measured is None else measured
 
 
 def _is_cpu(device: DeviceInfo) -> bool:
@@ -115,110 +115,125 @@ def _is_cpu(device: DeviceInfo) -> bool:
     return device.threads > 0
 
 
-def _fit_streaming(state: State, rows: Sequence[Timed], copies: Iterable[CopySample]) -> State:
+def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], copies: Iterable[CopySample]) -> FitState:
     """Part of the memory bandwidth, and the latency of a kernel."""
-    chosen = [timed for timed in rows if isinstance(timed.row.shape, MemoryBoundShape) and not _casts(timed)]
-    streams = _streams(chosen)
-    copied = [StreamRow(2.0 * row.bytes, 1, row.time.seconds) for row in copies if row.route == "device"]
-    if not (streams or copied):
+    selected = [
+        timed for timed in timed_kernels if isinstance(timed.sample.shape, MemoryBoundShape) and not _is_cast(timed)
+    ]
+    kernel_samples = _memory_bound_samples(selected)
+    copy_samples = [
+        MemoryBoundSample(2.0 * sample.bytes, 1, sample.time.seconds) for sample in copies if sample.route == "device"
+    ]
+    if not (kernel_samples or copy_samples):
         return state
-    nominal, own = state.accelerator.memory_bandwidth, state.accelerator.efficiency
-    scale = state.scale(nominal, max(row.moved / row.seconds for row in copied or streams))
-    known = with_constants(state.accelerator, memory=own.memory * nominal / scale.rate)
-    winner = fit_streaming(replace(known, memory_bandwidth=scale.rate), streams or copied, latencies(rows))
-    part, latency = winner.constants
-    bandwidth = scale.nominal(part)
-    found = state.fitted(chosen, winner if streams else replace(winner, left_out=np.zeros(0)))
-    constants = with_constants(state.accelerator, memory=part * scale.rate / bandwidth, kernel_latency=latency)
-    return replace(found, accelerator=replace(constants, memory_bandwidth=bandwidth))
+    nominal, efficiency = state.accelerator.memory_bandwidth, state.accelerator.efficiency
+    scale = state.rate_scale(
+        nominal, max(sample.moved_bytes / sample.seconds for sample in copy_samples or kernel_samples)
+    )
+    scaled = with_constants(state.accelerator, memory=efficiency.memory * nominal / scale.rate)
+    optimum = fit_memory_bound(
+        replace(scaled, memory_bandwidth=scale.rate), kernel_samples or copy_samples, latency_grid(timed_kernels)
+    )
+    share, latency = optimum.constants
+    bandwidth = scale.effective_peak(share)
+    next_state = state.with_fit(selected, optimum if kernel_samples else replace(optimum, leave_one_out=np.zeros(0)))
+    constants = with_constants(state.accelerator, memory=share * scale.rate / bandwidth, kernel_latency=latency)
+    return replace(next_state, accelerator=replace(constants, memory_bandwidth=bandwidth))
 
 
-def _fit_casts(state: State, rows: Sequence[Timed]) -> State:
+def _fit_casts(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitState:
     """Part of the bandwidth of streaming kernels that casts into formats with scales reach."""
-    chosen = [timed for timed in rows if _casts(timed)]
-    if not chosen:
+    selected = [timed for timed in timed_kernels if _is_cast(timed)]
+    if not selected:
         return state
-    winner = fit_casts(state.accelerator, _streams(chosen))
-    return state.fitted(chosen, winner, casts=winner.constants[0] / state.accelerator.efficiency.memory)
+    optimum = fit_casts(state.accelerator, _memory_bound_samples(selected))
+    return state.with_fit(selected, optimum, casts=optimum.constants[0] / state.accelerator.efficiency.memory)
 
 
-def _casts(timed: Timed) -> bool:
-    return timed.row.kind is KernelKind.CAST
+def _is_cast(timed: TimedKernel) -> bool:
+    return timed.sample.kind is KernelKind.CAST
 
 
-def _streams(rows: Iterable[Timed]) -> list[StreamRow]:
-    return [StreamRow(timed.row.bytes, timed.row.launches, timed.seconds) for timed in rows]
+def _memory_bound_samples(timed_kernels: Iterable[TimedKernel]) -> list[MemoryBoundSample]:
+    return [MemoryBoundSample(timed.sample.bytes, timed.sample.launches, timed.seconds) for timed in timed_kernels]
 
 
-def _fit_attention(state: State, accelerator: Accelerator, rows: Sequence[Timed]) -> State:
+def _fit_attention(state: FitState, accelerator: Accelerator, timed_kernels: Sequence[TimedKernel]) -> FitState:
     """The constants of one direction, with the peaks that the matmuls gave."""
-    if not rows:
+    if not timed_kernels:
         return state
-    name, dtype = rows[0].row.kind.value, rows[0].row.dtype
-    state, measured = _with_peaks(state, rows), _attentions(rows)
-    own: AttentionEfficiency = getattr(accelerator.efficiency, name)
+    name, dtype = timed_kernels[0].sample.kind.value, timed_kernels[0].sample.dtype
+    state, samples = _with_missing_peaks(state, timed_kernels), _attention_samples(timed_kernels)
+    default_constants: AttentionEfficiency = getattr(accelerator.efficiency, name)
     peak = state.accelerator.peak_flops(dtype)
-    given = own_attention(replace(own, share=own.share * accelerator.peak.get(dtype, peak) / peak))
-    winners = [search_attention(state.accelerator, measured, grid) for grid in (given, replace(given, shares=SHARES))]
-    masks = MASKS if any(attention_row.shape.causal for attention_row in measured) else given.masks
-    rich = AttentionGrid(near(winners[-1]), masks, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCKS)
-    winners.append(search_attention(state.accelerator, measured, rich))
-    winner = supported(winners, seconds_of(rows))
-    return state.fitted(rows, winner, **{name: attention_constants(winner)})
+    fixed_grid = single_point_grid(
+        replace(default_constants, share=default_constants.share * accelerator.peak.get(dtype, peak) / peak)
+    )
+    optima = [
+        search_attention(state.accelerator, samples, grid)
+        for grid in (fixed_grid, replace(fixed_grid, shares=SHARE_GRID))
+    ]
+    causal_factors = CAUSAL_FACTORS if any(sample.shape.causal for sample in samples) else fixed_grid.causal_factors
+    full_grid = AttentionGrid(shares_near(optima[-1]), causal_factors, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCK_SIZES)
+    optima.append(search_attention(state.accelerator, samples, full_grid))
+    optimum = select_supported(optima, measured_seconds(timed_kernels))
+    return state.with_fit(timed_kernels, optimum, **{name: winner_constants(optimum)})
 
 
-def _with_peaks(state: State, rows: Sequence[Timed]) -> State:
+def _with_missing_peaks(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitState:
     """With peaks of the formats that no datasheet and no matmul told."""
-    for dtype, same in by_format(rows).items():
+    for dtype, format_kernels in group_by_format(timed_kernels).items():
         if dtype not in state.accelerator.peak:
-            state = state.with_peak(dtype, ROOM * best_rate(same))
+            state = state.with_peak(dtype, RATE_MARGIN * best_rate(format_kernels))
     return state
 
 
-def _attentions(rows: Iterable[Timed]) -> list[AttentionRow]:
+def _attention_samples(timed_kernels: Iterable[TimedKernel]) -> list[AttentionSample]:
     return [
-        AttentionRow(
-            accelerator=timed.row.source,
-            shape=timed.row.shape,
-            dtype=timed.row.dtype,
-            backward=timed.row.kind is KernelKind.ATTENTION_BACKWARD,
-            flops=timed.row.flops,
-            moved=timed.row.bytes,
+        AttentionSample(
+            accelerator=timed.sample.source,
+            shape=timed.sample.shape,
+            dtype=timed.sample.dtype,
+            backward=timed.sample.kind is KernelKind.ATTENTION_BACKWARD,
+            flops=timed.sample.flops,
+            moved_bytes=timed.sample.bytes,
             seconds=timed.seconds,
         )
-        for timed in rows
-        if isinstance(timed.row.shape, AttentionShape)
+        for timed in timed_kernels
+        if isinstance(timed.sample.shape, AttentionShape)
     ]
 
 
-def _families(state: State, rows: Sequence[Timed]) -> tuple[dict[str, float], dict[str, FitResidual]]:
+def _fit_family_factors(
+    state: FitState, timed_kernels: Sequence[TimedKernel]
+) -> tuple[dict[str, float], dict[str, FitResidual]]:
     """By family: the factor that its rows support, if any, and how the model with it meets them."""
     roofline, ratios = Roofline(state.accelerator), dict[str, list[tuple[float, float]]]()
-    for timed in rows:
-        predicted = roofline.time_kernel(timed.row.kernel).seconds
-        left_out = state.left_out.get(timed.place, predicted)
+    for timed in timed_kernels:
+        predicted = roofline.time_kernel(timed.sample.kernel).seconds
+        left_out = state.leave_one_out.get(timed.index, predicted)
         pair = (predicted / timed.seconds, left_out / timed.seconds)
-        ratios.setdefault(family_of(timed.row.signature), []).append(pair)
+        ratios.setdefault(family_of(timed.sample.signature), []).append(pair)
     factors: dict[str, float] = {}
     residuals: dict[str, FitResidual] = {}
     for name, pairs in ratios.items():
         fitted, left_out = np.array(pairs).T
-        factor, others = _factor(fitted), _factors_of_others(left_out)
-        error, plain = (float(np.abs(item - 1.0).mean()) for item in (left_out * others, left_out))
-        if error < WORTH * plain:
-            factors[name], fitted, left_out = factor, fitted * factor, left_out * others
+        factor, loo_factors = _mean_factor(fitted), _leave_one_out_factors(left_out)
+        error, unscaled_error = (float(np.abs(item - 1.0).mean()) for item in (left_out * loo_factors, left_out))
+        if error < MAX_ERROR_RATIO * unscaled_error:
+            factors[name], fitted, left_out = factor, fitted * factor, left_out * loo_factors
         errors = (float(np.abs(element - 1.0).mean()) for element in (fitted, left_out))
         residuals[name] = FitResidual(len(pairs), *errors)
     return factors, residuals
 
 
-def _factor(ratios: FloatArray) -> float:
+def _mean_factor(ratios: FloatArray) -> float:
     """By which predicted times are to be multiplied, given what they are relative to measured ones."""
     return float(np.exp(-np.log(ratios).mean()))
 
 
-def _factors_of_others(ratios: FloatArray) -> FloatArray:
+def _leave_one_out_factors(ratios: FloatArray) -> FloatArray:
     """Of all rows but each: [rows]; 1 where there are no others."""
     logs = np.log(ratios)
-    others: FloatArray = np.exp(-(logs.sum() - logs) / max(1, len(logs) - 1))
-    return others
+    factors: FloatArray = np.exp(-(logs.sum() - logs) / max(1, len(logs) - 1))
+    return factors

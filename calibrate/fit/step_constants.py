@@ -27,116 +27,136 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.low_precision_steps import Narrow, fit_narrow, narrow_json, narrow_lines, tabulated
-from calibrate.fit.out_of_sample import LeftOut, left_out_file, write_left_out
-from calibrate.fit.step_table import ACCELERATORS, HOSTS, Tabulated, tabulate
-from calibrate.fit.transferred_steps import Paces, Unfitted, judge_unfitted
+from calibrate.fit.low_precision_steps import (
+    LowPrecisionStep,
+    fit_low_precision_rates,
+    low_precision_json,
+    low_precision_lines,
+    tabulate_low_precision,
+)
+from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, write_out_of_sample
+from calibrate.fit.step_table import FITTED_ACCELERATORS, SHARED_HOST_FRAMEWORKS, TabulatedStep, tabulate_step
+from calibrate.fit.transferred_steps import SustainedRates, TransferredStep, evaluate_transferred
 from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
 from clustersim.model.framework import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
-from clustersim.validation.case_scenario import experience_of
-from clustersim.validation.cases import Case
+from clustersim.validation.case_scenario import case_uncertainty_model
+from clustersim.validation.cases import ValidationCase
 from clustersim.validation.steps import read_steps
 
-RATES: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # what is searched
-LAUNCHES: Final = np.round(np.arange(0.0, 60.1, 1.0) * 1e-6, 7)
-BACKWARD: Final = np.round(np.arange(0.0, 150.1, 1.0) * 1e-6, 7)
-LIKE: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
+RATE_GRID: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # what is searched
+LAUNCH_GRID: Final = np.round(np.arange(0.0, 60.1, 1.0) * 1e-6, 7)
+BACKWARD_LAUNCH_GRID: Final = np.round(np.arange(0.0, 150.1, 1.0) * 1e-6, 7)
+FALLBACK_ACCELERATORS: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
 """Whose constants an accelerator with too few cases takes; others keep those of single kernels."""
-LEAST: Final = 4  # cases that a constant needs
-FULL: Final = 5  # cases of a source that counts as one
-STRIDE_ABOVE: Final = 150  # of a source with more cases, an even choice of no more than these is predicted
-KINDS: Final = ("sustained", "launch", "backward")
-ROUNDS: Final = 12  # of the coordinate search, which ends earlier where nothing changes
+MIN_CASES: Final = 4  # cases that a constant needs
+FULL_WEIGHT_CASES: Final = 5  # cases of a source that counts as one
+MAX_CASES_PER_SOURCE: Final = 150  # of a source with more cases, an even choice of no more than these is predicted
+CONSTANT_NAMES: Final = ("sustained", "launch", "backward")
+MAX_SWEEPS: Final = 12  # of the coordinate search, which ends earlier where nothing changes
 
 
 @dataclass(frozen=True, slots=True)
-class Constants:
+class StepConstants:
     """sustained: by accelerator; launch, backward: seconds by framework."""
 
     sustained: Mapping[str, float]
     launch: Mapping[str, Seconds]
     backward: Mapping[str, Seconds]
 
-    def of(self, case: Tabulated) -> tuple[float, Seconds, Seconds]:
+    def for_step(self, step: TabulatedStep) -> tuple[float, Seconds, Seconds]:
         """The constants of a case; an accelerator without one has single kernels' rate."""
-        launch = self.launch[case.framework], self.backward[case.framework]
-        return self.sustained.get(case.accelerator, 1.0), *launch
+        launch = self.launch[step.framework], self.backward[step.framework]
+        return self.sustained.get(step.accelerator, 1.0), *launch
 
 
-def thinned(cases: Sequence[Case], most: int = STRIDE_ABOVE) -> list[Case]:
+def subsample_cases(
+    cases: Sequence[ValidationCase], max_per_source: int = MAX_CASES_PER_SOURCE
+) -> list[ValidationCase]:
     """Measured dense cases of quality A and B; of sources with more than `most`, an even choice."""
-    groups: dict[str, list[Case]] = {}
+    groups: dict[str, list[ValidationCase]] = {}
     for case in cases:
-        if experience_of(case) == DENSE_STEPS:
+        if case_uncertainty_model(case) == DENSE_STEPS:
             groups.setdefault(case.text("source"), []).append(case)
-    return [case for group in groups.values() for case in group[:: -(-len(group) // most)]]
+    return [case for group in groups.values() for case in group[:: -(-len(group) // max_per_source)]]
 
 
-def fit(table: Sequence[Tabulated]) -> Constants:
+def fit_step_constants(steps: Sequence[TabulatedStep]) -> StepConstants:
     """The constants with the least macro error, found by turns; deterministic.
 
-    Runs of software whose habits are not known say nothing about accelerators. A source of fewer than `FULL` cases
+    Runs of software whose habits are not known say nothing about accelerators. A source of fewer than `FULL_WEIGHT_CASES` cases
     counts as many parts of one.
     """
-    table = [item for item in table if item.known]
-    found = Constants(
-        sustained=dict.fromkeys(ACCELERATORS, 1.0),
+    steps = [step for step in steps if step.is_software_identified]
+    constants = StepConstants(
+        sustained=dict.fromkeys(FITTED_ACCELERATORS, 1.0),
         launch={name: load_framework(name).launch_seconds for name in list_names("frameworks")},
         backward={name: load_framework(name).backward_launch_seconds for name in list_names("frameworks")},
     )
-    for _ in range(ROUNDS):
-        before = asdict(found)
-        for name, choices in _searched(table):
-            found = _improved(table, found, name, choices)
-        if before == asdict(found):
+    for _ in range(MAX_SWEEPS):
+        previous = asdict(constants)
+        for name, candidates in _search_space(steps):
+            constants = _coordinate_step(steps, constants, name, candidates)
+        if previous == asdict(constants):
             break
-    return _carried_over(table, found)
+    return _with_fallbacks(steps, constants)
 
 
-_Choices = Mapping[str, FloatArray]
+_Candidates = Mapping[str, FloatArray]
 """Values of kinds of constants that are tried together: [choices] of each."""
 
 
-def _searched(table: Sequence[Tabulated]) -> Iterator[tuple[str, _Choices]]:
+def _search_space(steps: Sequence[TabulatedStep]) -> Iterator[tuple[str, _Candidates]]:
     """The constants that enough cases depend on; the two of a host by pairs, since most steps depend on both."""
     accelerators, hosts = (
-        [item.accelerator for item in table],
-        [element for element in table if element.depends_on_launch()],
+        [step.accelerator for step in steps],
+        [tabulated_step for tabulated_step in steps if tabulated_step.is_launch_sensitive()],
     )
-    for name in ACCELERATORS:
-        if accelerators.count(name) >= LEAST:
-            yield name, {"sustained": RATES}
-    launch, backward = (array.reshape(-1) for array in np.meshgrid(LAUNCHES, BACKWARD, indexing="ij"))
+    for name in FITTED_ACCELERATORS:
+        if accelerators.count(name) >= MIN_CASES:
+            yield name, {"sustained": RATE_GRID}
+    launch, backward = (array.reshape(-1) for array in np.meshgrid(LAUNCH_GRID, BACKWARD_LAUNCH_GRID, indexing="ij"))
     for name in dict.fromkeys(host.framework for host in hosts):
-        if sum(entry.framework == name for entry in hosts) >= LEAST:
+        if sum(item.framework == name for item in hosts) >= MIN_CASES:
             yield name, {"launch": launch, "backward": backward}
 
 
-def _improved(table: Sequence[Tabulated], now: Constants, name: str, choices: _Choices) -> Constants:
+def _coordinate_step(
+    steps: Sequence[TabulatedStep], current: StepConstants, name: str, candidates: _Candidates
+) -> StepConstants:
     """With those values of one name that have the least error of the cases that have it, each weighed by its source."""
-    sources, number = [item.source for item in table], len(next(iter(choices.values())))
-    loss = np.zeros(number)
-    for element in table:
-        if name in (element.accelerator, element.framework):
-            constants = dict(zip(KINDS, now.of(element), strict=True))
-            tried = [choices.get(kind, np.full(number, constants[kind])) for kind in KINDS]
-            loss += np.abs(element.errors(*tried)) / max(sources.count(element.source), FULL)
+    sources, candidate_count = [step.source for step in steps], len(next(iter(candidates.values())))
+    loss = np.zeros(candidate_count)
+    for tabulated_step in steps:
+        if name in (tabulated_step.accelerator, tabulated_step.framework):
+            constants = dict(zip(CONSTANT_NAMES, current.for_step(tabulated_step), strict=True))
+            values = [candidates.get(kind, np.full(candidate_count, constants[kind])) for kind in CONSTANT_NAMES]
+            loss += np.abs(tabulated_step.log_errors(*values)) / max(
+                sources.count(tabulated_step.source), FULL_WEIGHT_CASES
+            )
     best = int(np.argmin(loss))
-    return replace(now, **{kind: {**getattr(now, kind), name: float(choice[best])} for kind, choice in choices.items()})
-
-
-def _carried_over(table: Sequence[Tabulated], found: Constants) -> Constants:
-    """With the constants of siblings where an accelerator has too few cases of its own, and with those of hosts."""
-    searched = [name for name, _ in _searched(table)]
-    taken = {name: found.sustained[other] for name, other in LIKE.items() if name not in searched}
-    launch, backward = (
-        {**item, **{name: item[other] for name, other in HOSTS.items()}} for item in (found.launch, found.backward)
+    return replace(
+        current,
+        **{kind: {**getattr(current, kind), name: float(candidate[best])} for kind, candidate in candidates.items()},
     )
-    return Constants({**found.sustained, **taken}, launch, backward)
+
+
+def _with_fallbacks(steps: Sequence[TabulatedStep], constants: StepConstants) -> StepConstants:
+    """With the constants of siblings where an accelerator has too few cases of its own, and with those of hosts."""
+    searched_names = [name for name, _ in _search_space(steps)]
+    fallbacks = {
+        name: constants.sustained[source_name]
+        for name, source_name in FALLBACK_ACCELERATORS.items()
+        if name not in searched_names
+    }
+    launch, backward = (
+        {**item, **{name: item[source_name] for name, source_name in SHARED_HOST_FRAMEWORKS.items()}}
+        for item in (constants.launch, constants.backward)
+    )
+    return StepConstants({**constants.sustained, **fallbacks}, launch, backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,49 +171,67 @@ class SourceQuality:
     loo_bias: float
 
 
-def fitted_without(table: Sequence[Tabulated]) -> dict[str, Constants]:
+def fit_source_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstants]:
     """For each source the constants that have not seen it."""
-    sources = dict.fromkeys(item.source for item in table)
-    return {source: fit([element for element in table if element.source != source]) for source in sources}
+    sources = dict.fromkeys(step.source for step in steps)
+    return {source: fit_step_constants([step for step in steps if step.source != source]) for source in sources}
 
 
-def left_out(table: Sequence[Tabulated], without: Mapping[str, Constants]) -> list[LeftOut]:
+def out_of_sample_steps(
+    steps: Sequence[TabulatedStep], held_out_constants: Mapping[str, StepConstants]
+) -> list[OutOfSampleStep]:
     """By what every case is off under the constants that have not seen its source."""
     return [
-        LeftOut(item.case_id, item.source, -float(np.log1p(error)), item.facts)
-        for item in table
-        for error in errors([item], without[item.source])
+        OutOfSampleStep(step.case_id, step.source, -float(np.log1p(error)), step.features)
+        for step in steps
+        for error in relative_errors([step], held_out_constants[step.source])
     ]
 
 
-def judged(table: Sequence[Tabulated], found: Constants, without: Mapping[str, Constants]) -> list[SourceQuality]:
+def step_quality(
+    steps: Sequence[TabulatedStep], constants: StepConstants, held_out_constants: Mapping[str, StepConstants]
+) -> list[SourceQuality]:
     """Each source under the constants, and under constants that have not seen it."""
-    groups = {source: own for source in without if (own := [item for item in table if item.source == source])}
-    return [_judge(own, found, without[source]) for source, own in groups.items()]
+    groups = {
+        source: source_steps
+        for source in held_out_constants
+        if (source_steps := [step for step in steps if step.source == source])
+    }
+    return [
+        _evaluate_source(source_steps, constants, held_out_constants[source]) for source, source_steps in groups.items()
+    ]
 
 
-def _judge(own: Sequence[Tabulated], found: Constants, others: Constants) -> SourceQuality:
-    return _quality(own[0].source, errors(own, found), errors(own, others))
+def _evaluate_source(
+    steps: Sequence[TabulatedStep], constants: StepConstants, held_out_constants: StepConstants
+) -> SourceQuality:
+    return _source_quality(
+        steps[0].source, relative_errors(steps, constants), relative_errors(steps, held_out_constants)
+    )
 
 
-def _quality(source: str, seen: FloatArray, unseen: FloatArray) -> SourceQuality:
-    means = (np.abs(seen).mean(), seen.mean(), np.abs(unseen).mean(), unseen.mean())
-    return SourceQuality(source, len(seen), *map(float, means))
+def _source_quality(source: str, in_sample: FloatArray, out_of_sample: FloatArray) -> SourceQuality:
+    means = (np.abs(in_sample).mean(), in_sample.mean(), np.abs(out_of_sample).mean(), out_of_sample.mean())
+    return SourceQuality(source, len(in_sample), *map(float, means))
 
 
-def judged_unfitted(steps: Sequence[Unfitted]) -> list[SourceQuality]:
+def transfer_quality(steps: Sequence[TransferredStep]) -> list[SourceQuality]:
     """Each source's steps under the constants, and under constants that have not seen the source."""
     sources = dict.fromkeys(step.source for step in steps)
-    groups = {source: [unfitted for unfitted in steps if unfitted.source == source] for source in sources}
+    groups = {source: [step for step in steps if step.source == source] for source in sources}
     return [
-        _quality(source, np.array([item.seen for item in own]), np.array([element.unseen for element in own]))
-        for source, own in groups.items()
+        _source_quality(
+            source,
+            np.array([step.in_sample_error for step in source_steps]),
+            np.array([step.out_of_sample_error for step in source_steps]),
+        )
+        for source, source_steps in groups.items()
     ]
 
 
-def errors(cases: Sequence[Tabulated], constants: Constants) -> FloatArray:
+def relative_errors(steps: Sequence[TabulatedStep], constants: StepConstants) -> FloatArray:
     """Predicted over measured, less one: [cases]."""
-    logarithms = [case.errors(*(np.array([value]) for value in constants.of(case)))[0] for case in cases]
+    logarithms = [step.log_errors(*(np.array([value]) for value in constants.for_step(step)))[0] for step in steps]
     ratios: FloatArray = np.expm1(np.array(logarithms))
     return ratios
 
@@ -207,8 +245,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
     )
     parser.add_argument(
-        "--most", type=int, default=STRIDE_ABOVE, metavar="N",
-        help=f"cases of one source; of one with more an even choice is predicted; default: {STRIDE_ABOVE}",
+        "--most", type=int, default=MAX_CASES_PER_SOURCE, metavar="N",
+        help=f"cases of one source; of one with more an even choice is predicted; default: {MAX_CASES_PER_SOURCE}",
     )  # fmt: skip
     parser.add_argument(
         "--left-out",
@@ -225,45 +263,58 @@ def command(options: argparse.Namespace) -> None:
     published = read_steps()
     if options.narrow:
         with ProcessPoolExecutor(options.workers) as pool:
-            steps = tabulated(published, pool)
-        _print(options.json, narrow_json(steps), narrow_lines(steps))
+            steps = tabulate_low_precision(published, pool)
+        _write_output(options.json, low_precision_json(steps), low_precision_lines(steps))
         return
-    cases = thinned(published, options.most)
+    cases = subsample_cases(published, options.most)
     with ProcessPoolExecutor(options.workers) as pool:
-        table = [item for item in pool.map(tabulate, cases, chunksize=4) if item is not None]
-        if len(table) < len(cases):
-            print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
-        found, without = fit(table), fitted_without(table)
-        unfitted = judge_unfitted(published, *_paces(found, without, tabulated(published, pool)), pool)
-    qualities = {DENSE_STEPS: judged(table, found, without)}
-    qualities |= {kind: judged_unfitted(steps) for kind, steps in unfitted.items()}
+        tabulated_steps = [item for item in pool.map(tabulate_step, cases, chunksize=4) if item is not None]
+        if len(tabulated_steps) < len(cases):
+            print(f"{len(cases) - len(tabulated_steps)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
+        constants, held_out_constants = fit_step_constants(tabulated_steps), fit_source_held_out(tabulated_steps)
+        transferred = evaluate_transferred(
+            published, *_sustained_rates(constants, held_out_constants, tabulate_low_precision(published, pool)), pool
+        )
+    qualities = {DENSE_STEPS: step_quality(tabulated_steps, constants, held_out_constants)}
+    qualities |= {model_name: transfer_quality(steps) for model_name, steps in transferred.items()}
     if options.left_out is not None:
-        rows = {DENSE_STEPS: left_out(table, without)}
-        rows |= {kind: [step.left_out for step in steps] for kind, steps in unfitted.items()}
-        for kind, element in rows.items():
-            write_left_out(element, left_out_file(kind, Path(options.left_out)))
-    by_source = {kind: [asdict(source_quality) for source_quality in judged] for kind, judged in qualities.items()}
-    text = json.dumps({**asdict(found), "by_source": by_source}, indent=2) + "\n"
-    lines = [line for kind, judged in qualities.items() for line in ("", kind, *_table(judged))]
-    _print(options.json, text, [*_constants(found, table), *lines])
+        out_of_sample = {DENSE_STEPS: out_of_sample_steps(tabulated_steps, held_out_constants)}
+        out_of_sample |= {
+            model_name: [step.as_out_of_sample for step in steps] for model_name, steps in transferred.items()
+        }
+        for model_name, element in out_of_sample.items():
+            write_out_of_sample(element, out_of_sample_path(model_name, Path(options.left_out)))
+    by_source = {
+        model_name: [asdict(source_quality) for source_quality in source_qualities]
+        for model_name, source_qualities in qualities.items()
+    }
+    text = json.dumps({**asdict(constants), "by_source": by_source}, indent=2) + "\n"
+    lines = [
+        line
+        for model_name, source_qualities in qualities.items()
+        for line in ("", model_name, *_quality_table(source_qualities))
+    ]
+    _write_output(options.json, text, [*_constant_lines(constants, tabulated_steps), *lines])
 
 
-def _paces(
-    found: Constants, without: Mapping[str, Constants], narrow: Sequence[Narrow]
-) -> tuple[Paces, dict[str, Paces]]:
+def _sustained_rates(
+    constants: StepConstants,
+    held_out_constants: Mapping[str, StepConstants],
+    low_precision_steps: Sequence[LowPrecisionStep],
+) -> tuple[SustainedRates, dict[str, SustainedRates]]:
     """Those of all steps, and by source of all but the source's."""
-    sources = dict.fromkeys([*without, *(item.source for item in narrow)])
-    others = {
-        source: Paces(
-            without.get(source, found).sustained,
-            fit_narrow([element for element in narrow if element.source != source]),
+    sources = dict.fromkeys([*held_out_constants, *(step.source for step in low_precision_steps)])
+    held_out_rates = {
+        source: SustainedRates(
+            held_out_constants.get(source, constants).sustained,
+            fit_low_precision_rates([step for step in low_precision_steps if step.source != source]),
         )
         for source in sources
     }
-    return Paces(found.sustained, fit_narrow(narrow)), others
+    return SustainedRates(constants.sustained, fit_low_precision_rates(low_precision_steps)), held_out_rates
 
 
-def _print(path: str | None, text: str, lines: Sequence[str]) -> None:
+def _write_output(path: str | None, text: str, lines: Sequence[str]) -> None:
     """Lines for people, or text for a file (- for stdout)."""
     if path is None:
         print("\n".join(lines))
@@ -273,23 +324,21 @@ def _print(path: str | None, text: str, lines: Sequence[str]) -> None:
         write_text_atomically(path, text)
 
 
-def _constants(found: Constants, table: Sequence[Tabulated]) -> Iterator[str]:
-    for name in sorted(found.sustained):
-        cases = sum(item.accelerator == name for item in table)
-        yield f"{name:20s} sustained {found.sustained[name]:.2f}  ({cases} cases)"
-    for name, launch in found.launch.items():
-        cases = sum(element.framework == name and element.depends_on_launch() for element in table)
-        both = f"launch {launch * 1e6:.0f} us, backward {found.backward[name] * 1e6:.0f} us"
-        yield f"{name:20s} {both}  ({cases} cases depend on them)"
+def _constant_lines(constants: StepConstants, steps: Sequence[TabulatedStep]) -> Iterator[str]:
+    for name in sorted(constants.sustained):
+        cases = sum(step.accelerator == name for step in steps)
+        yield f"{name:20s} sustained {constants.sustained[name]:.2f}  ({cases} cases)"
+    for name, launch in constants.launch.items():
+        cases = sum(step.framework == name and step.is_launch_sensitive() for step in steps)
+        launch_text = f"launch {launch * 1e6:.0f} us, backward {constants.backward[name] * 1e6:.0f} us"
+        yield f"{name:20s} {launch_text}  ({cases} cases depend on them)"
 
 
-def _table(qualities: Sequence[SourceQuality]) -> Iterator[str]:
+def _quality_table(qualities: Sequence[SourceQuality]) -> Iterator[str]:
     yield f"{'source':20s} {'cases':>5s} {'MAPE':>7s} {'bias':>7s} {'left out':>9s} {'bias':>7s}"
     for quality in qualities:
-        told = f"{quality.mape:7.1%} {quality.bias:+7.1%} {quality.loo_mape:9.1%} {quality.loo_bias:+7.1%}"
-        yield f"{quality.source:20s} {quality.n:5d} {told}"
+        figures = f"{quality.mape:7.1%} {quality.bias:+7.1%} {quality.loo_mape:9.1%} {quality.loo_bias:+7.1%}"
+        yield f"{quality.source:20s} {quality.n:5d} {figures}"
     columns = ("mape", "bias", "loo_mape", "loo_bias")
-    mape, bias, left, tilted = (
-        np.mean([getattr(source_quality, name) for source_quality in qualities]) for name in columns
-    )
-    yield f"{'macro mean':20s} {'':5s} {mape:7.1%} {bias:+7.1%} {left:9.1%} {tilted:+7.1%}"
+    mape, bias, loo_mape, loo_bias = (np.mean([getattr(quality, name) for quality in qualities]) for name in columns)
+    yield f"{'macro mean':20s} {'':5s} {mape:7.1%} {bias:+7.1%} {loo_mape:9.1%} {loo_bias:+7.1%}"

@@ -17,18 +17,18 @@ from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.framework_defaults import software_of
-from clustersim.validation.steps import predicted_seconds, scenario_of
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.framework_defaults import framework_defaults
+from clustersim.validation.steps import build_scenario, predicted_step_seconds
 
-SUSTAINED: Final = (1.25, 0.8, 0.6)
-LAUNCHES: Final = (0.0, 20e-6, 40e-6)
-BACKWARD: Final = (0.0, 50e-6, 100e-6)
-NODES: Final = (1.0 / np.array(SUSTAINED), np.array(LAUNCHES), np.array(BACKWARD))
-VISIBLE: Final = 0.01  # of a step: what depends on a constant less than this does not depend on it
-ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
+SUSTAINED_NODES: Final = (1.25, 0.8, 0.6)
+LAUNCH_NODES: Final = (0.0, 20e-6, 40e-6)
+BACKWARD_LAUNCH_NODES: Final = (0.0, 50e-6, 100e-6)
+INTERPOLATION_NODES: Final = (1.0 / np.array(SUSTAINED_NODES), np.array(LAUNCH_NODES), np.array(BACKWARD_LAUNCH_NODES))
+MIN_VISIBLE_EFFECT: Final = 0.01  # of a step: what depends on a constant less than this does not depend on it
+FITTED_ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
 """Whose rate within a step is found from dense steps in BF16 and FP16."""
-SIBLINGS: Final[Mapping[str, str]] = {
+SAME_CHIP: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
     "h200-sxm-141gb": "h100-sxm-80gb",
     "h800-sxm-80gb": "h100-sxm-80gb",
@@ -37,7 +37,7 @@ SIBLINGS: Final[Mapping[str, str]] = {
 """Accelerators of one chip share constants; GB200, cooled otherwise, has no dense bf16 cases to speak of."""
 
 
-HOSTS: Final[Mapping[str, str]] = {
+SHARED_HOST_FRAMEWORKS: Final[Mapping[str, str]] = {
     "megatron-2022": "megatron-2021",
     "megatron-deepspeed": "megatron-2021",
     "megatron": "pytorch",
@@ -47,7 +47,7 @@ HOSTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tabulated:
+class TabulatedStep:
     """One case.
 
     framework: whose host it has; known: whether it is known what its software does (`validation.software`);
@@ -59,72 +59,82 @@ class Tabulated:
     source: str
     accelerator: str
     framework: str
-    known: bool
-    measured: Seconds
-    seconds: FloatArray
-    facts: StepFeatures
+    is_software_identified: bool
+    measured_seconds: Seconds
+    predicted_seconds: FloatArray
+    features: StepFeatures
 
-    def errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
+    def log_errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
         """Logarithm of predicted over measured, for so many choices of constants: [choices]."""
         values = (1.0 / sustained, launch, backward)
-        places = [_place(value, nodes) for value, nodes in zip(values, NODES, strict=True)]
+        intervals = [_locate(value, nodes) for value, nodes in zip(values, INTERPOLATION_NODES, strict=True)]
         seconds = np.zeros(len(launch))
-        for corner in product((0, 1), repeat=len(places)):
+        for corner in product((0, 1), repeat=len(intervals)):
             weight = np.ones(len(launch))
-            for side, (_, part) in zip(corner, places, strict=True):
-                weight = weight * (part if side else 1.0 - part)
-            seconds += weight * self.seconds[tuple(at + side for side, (at, _) in zip(corner, places, strict=True))]
-        logarithms: FloatArray = np.log(seconds / self.measured)
+            for upper, (_, fraction) in zip(corner, intervals, strict=True):
+                weight = weight * (fraction if upper else 1.0 - fraction)
+            seconds += (
+                weight
+                * self.predicted_seconds[
+                    tuple(lower + upper for upper, (lower, _) in zip(corner, intervals, strict=True))
+                ]
+            )
+        logarithms: FloatArray = np.log(seconds / self.measured_seconds)
         return logarithms
 
-    def depends_on_launch(self) -> bool:
+    def is_launch_sensitive(self) -> bool:
         """Whether launches show."""
-        return bool(self.seconds[1, 1, 1] > (1.0 + VISIBLE) * self.seconds[1, 0, 0])
+        return bool(self.predicted_seconds[1, 1, 1] > (1.0 + MIN_VISIBLE_EFFECT) * self.predicted_seconds[1, 0, 0])
 
 
-def _place(values: FloatArray, nodes: FloatArray) -> tuple[IntArray, FloatArray]:
+def _locate(values: FloatArray, nodes: FloatArray) -> tuple[IntArray, FloatArray]:
     """The interval of ascending nodes in which values lie, and where in it (beyond the ends it goes on)."""
-    at = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 2)
-    return at, (values - nodes[at]) / (nodes[at + 1] - nodes[at])
+    lower = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 2)
+    return lower, (values - nodes[lower]) / (nodes[lower + 1] - nodes[lower])
 
 
-def tabulate(case: Case) -> Tabulated | None:
+def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
     """Predict one case on the table; None where it cannot be predicted."""
     try:
-        scenario, measured = scenario_of(case), case.number("step_time_s")
+        scenario, measured = build_scenario(case), case.positive_float("step_time_s")
     except CannotPredictError:
         return None
-    own = scenario.cluster.accelerator.name
-    return Tabulated(
+    accelerator_name = scenario.cluster.accelerator.name
+    return TabulatedStep(
         case.text("case_id"),
         case.text("source"),
-        SIBLINGS.get(own, own),
-        HOSTS.get(scenario.framework.name, scenario.framework.name),
-        software_of(case).known,
+        SAME_CHIP.get(accelerator_name, accelerator_name),
+        SHARED_HOST_FRAMEWORKS.get(scenario.framework.name, scenario.framework.name),
+        framework_defaults(case).is_verified,
         measured,
-        _predicted(scenario),
+        _predict_table(scenario),
         extract_step_features(scenario, simulate(scenario).breakdown.launch_share),
     )
 
 
-def _predicted(scenario: Scenario) -> FloatArray:
+def _predict_table(scenario: Scenario) -> FloatArray:
     """The table; where the host never shows, one launch stands for all."""
-    seconds = np.empty((len(SUSTAINED), len(LAUNCHES), len(BACKWARD)))
-    for row, sustained in enumerate(SUSTAINED):
-        seconds[row] = _seconds(scenario, sustained, LAUNCHES[0], BACKWARD[0])
-    if _seconds(scenario, SUSTAINED[0], LAUNCHES[1], BACKWARD[1]) > (1.0 + VISIBLE) * seconds[0, 0, 0]:
-        for place in np.ndindex(seconds.shape):
-            row, forward, backward = place
+    seconds = np.empty((len(SUSTAINED_NODES), len(LAUNCH_NODES), len(BACKWARD_LAUNCH_NODES)))
+    for sustained_index, sustained in enumerate(SUSTAINED_NODES):
+        seconds[sustained_index] = _step_seconds(scenario, sustained, LAUNCH_NODES[0], BACKWARD_LAUNCH_NODES[0])
+    if (
+        _step_seconds(scenario, SUSTAINED_NODES[0], LAUNCH_NODES[1], BACKWARD_LAUNCH_NODES[1])
+        > (1.0 + MIN_VISIBLE_EFFECT) * seconds[0, 0, 0]
+    ):
+        for table_index in np.ndindex(seconds.shape):
+            sustained_index, forward, backward = table_index
             if forward or backward:
-                seconds[place] = _seconds(scenario, SUSTAINED[row], LAUNCHES[forward], BACKWARD[backward])
+                seconds[table_index] = _step_seconds(
+                    scenario, SUSTAINED_NODES[sustained_index], LAUNCH_NODES[forward], BACKWARD_LAUNCH_NODES[backward]
+                )
     return seconds
 
 
-def _seconds(scenario: Scenario, sustained: float, launch: Seconds, backward: Seconds) -> Seconds:
+def _step_seconds(scenario: Scenario, sustained: float, launch: Seconds, backward: Seconds) -> Seconds:
     """The step under other constants."""
     accelerator = scenario.cluster.accelerator
-    pace = replace(accelerator.derating, sustained_ratio=sustained)
-    cluster = replace(scenario.cluster, accelerator=replace(accelerator, derating=pace))
+    derating = replace(accelerator.derating, sustained_ratio=sustained)
+    cluster = replace(scenario.cluster, accelerator=replace(accelerator, derating=derating))
     framework = replace(scenario.framework, launch_seconds=launch, backward_launch_seconds=backward)
     result = simulate(replace(scenario, cluster=cluster, framework=framework))
-    return predicted_seconds(result)
+    return predicted_step_seconds(result)

@@ -13,72 +13,86 @@ from functools import partial
 
 import numpy as np
 
-from calibrate.fit.out_of_sample import LeftOut
-from calibrate.fit.step_table import SIBLINGS
+from calibrate.fit.out_of_sample import OutOfSampleStep
+from calibrate.fit.step_table import SAME_CHIP
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
-from clustersim.validation.case_scenario import experience_of
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.steps import predicted_seconds, scenario_of
+from clustersim.validation.case_scenario import case_uncertainty_model
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.steps import build_scenario, predicted_step_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Paces:
+class SustainedRates:
     """Rates of arithmetic within a step relative to single kernels, by accelerator. narrow: in formats with scales."""
 
     sustained: Mapping[str, float] = field(default_factory=dict)
-    narrow: Mapping[str, float] = field(default_factory=dict)
+    low_precision: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Unfitted:
+class TransferredStep:
     """One step of a kind of experience. seen, unseen: predicted over measured, less one, by all constants, left out."""
 
     case_id: str
     source: str
-    kind: str
-    seen: float
-    unseen: float
-    facts: StepFeatures
+    model_name: str
+    in_sample_error: float
+    out_of_sample_error: float
+    features: StepFeatures
 
     @property
-    def left_out(self) -> LeftOut:
+    def as_out_of_sample(self) -> OutOfSampleStep:
         """The step as a row of a table."""
-        return LeftOut(self.case_id, self.source, -float(np.log1p(self.unseen)), self.facts)
+        return OutOfSampleStep(self.case_id, self.source, -float(np.log1p(self.out_of_sample_error)), self.features)
 
 
-def judge_unfitted(
-    cases: Sequence[Case], found: Paces, without: Mapping[str, Paces], pool: Executor
-) -> dict[str, list[Unfitted]]:
+def evaluate_transferred(
+    cases: Sequence[ValidationCase], rates: SustainedRates, held_out_rates: Mapping[str, SustainedRates], pool: Executor
+) -> dict[str, list[TransferredStep]]:
     """By kind, those of quality A and B that can be predicted; without: the constants that have not seen a source."""
-    unfitted = [case for case in cases if experience_of(case) not in (None, DENSE_STEPS)]
-    judged = pool.map(partial(judge_step, found=found, without=without), unfitted)
-    by_kind: dict[str, list[Unfitted]] = {}
-    for item in judged:
-        if item is not None:
-            by_kind.setdefault(item.kind, []).append(item)
+    transferred = [case for case in cases if case_uncertainty_model(case) not in (None, DENSE_STEPS)]
+    evaluated = pool.map(partial(evaluate_step, rates=rates, held_out_rates=held_out_rates), transferred)
+    by_kind: dict[str, list[TransferredStep]] = {}
+    for step in evaluated:
+        if step is not None:
+            by_kind.setdefault(step.model_name, []).append(step)
     return by_kind
 
 
-def judge_step(case: Case, found: Paces, without: Mapping[str, Paces]) -> Unfitted | None:
+def evaluate_step(
+    case: ValidationCase, rates: SustainedRates, held_out_rates: Mapping[str, SustainedRates]
+) -> TransferredStep | None:
     """One step; None where it cannot be predicted."""
-    kind = experience_of(case)
+    model_name = case_uncertainty_model(case)
     try:
-        scenario, measured = scenario_of(case), case.number("step_time_s")
+        scenario, measured = build_scenario(case), case.positive_float("step_time_s")
     except CannotPredictError:
         return None
     source = case.text("source")
-    seen, unseen = (_seconds(scenario, paces) / measured - 1.0 for paces in (found, without.get(source, found)))
-    facts = extract_step_features(scenario, simulate(scenario).breakdown.launch_share)
-    return None if kind is None else Unfitted(case.text("case_id"), source, kind, seen, unseen, facts)
+    in_sample_error, out_of_sample_error = (
+        _step_seconds(scenario, candidate_rates) / measured - 1.0
+        for candidate_rates in (rates, held_out_rates.get(source, rates))
+    )
+    features = extract_step_features(scenario, simulate(scenario).breakdown.launch_share)
+    return (
+        None
+        if model_name is None
+        else TransferredStep(case.text("case_id"), source, model_name, in_sample_error, out_of_sample_error, features)
+    )
 
 
-def _seconds(scenario: Scenario, paces: Paces) -> Seconds:
+def _step_seconds(scenario: Scenario, rates: SustainedRates) -> Seconds:
     accelerator = scenario.cluster.accelerator
-    own, name = accelerator.derating, SIBLINGS.get(accelerator.name, accelerator.name)
-    sustained, narrow = paces.sustained.get(name, own.sustained_ratio), paces.narrow.get(name, own.low_precision_ratio)
-    changed = replace(accelerator, derating=replace(own, sustained_ratio=sustained, low_precision_ratio=narrow))
-    return predicted_seconds(simulate(replace(scenario, cluster=replace(scenario.cluster, accelerator=changed))))
+    derating, name = accelerator.derating, SAME_CHIP.get(accelerator.name, accelerator.name)
+    sustained, low_precision = (
+        rates.sustained.get(name, derating.sustained_ratio),
+        rates.low_precision.get(name, derating.low_precision_ratio),
+    )
+    changed = replace(
+        accelerator, derating=replace(derating, sustained_ratio=sustained, low_precision_ratio=low_precision)
+    )
+    return predicted_step_seconds(simulate(replace(scenario, cluster=replace(scenario.cluster, accelerator=changed))))

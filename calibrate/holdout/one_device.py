@@ -12,8 +12,8 @@ predicted.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calibrate.check.moe import HABITS
-from calibrate.check.rank_model import one_rank
+from calibrate.check.moe import MOE_OVERHEADS
+from calibrate.check.rank_model import model_of_rank
 from clustersim.build import build_plan
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster
@@ -28,18 +28,18 @@ from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 
-def one_device(scenario: Scenario, accelerator: str) -> Scenario:
+def one_device_scenario(scenario: Scenario, accelerator: str) -> Scenario:
     """The scenario of one process on the accelerator of that name; raise InputError where there is none of it."""
     layout, model = scenario.layout, scenario.model
-    first_layers = replace(model, stack=slice_layers(model.stack, 0, max(_depths(scenario))))
+    first_layers = replace(model, stack=slice_layers(model.stack, 0, max(_layers_per_pipeline_rank(scenario))))
     return replace(
         scenario,
         name=f"{scenario.name} on one device",
-        model=one_rank(first_layers, layout),
-        cluster=_of_one(scenario.cluster, accelerator),
+        model=model_of_rank(first_layers, layout),
+        cluster=_single_gpu_cluster(scenario.cluster, accelerator),
         layout=Layout(),
         schedule=OneFOneB(),
-        training=_of_replica(scenario.training, cp=layout.cp, dp=layout.dp),
+        training=_replica_training(scenario.training, cp=layout.cp, dp=layout.dp),
         cost=CostSettings(),
         framework=load_framework(),
         degradations=Degradations(),
@@ -48,30 +48,36 @@ def one_device(scenario: Scenario, accelerator: str) -> Scenario:
     )
 
 
-def depths(scenario: Scenario) -> frozenset[int]:
+def pipeline_depths(scenario: Scenario) -> frozenset[int]:
     """How many layers the scenario's pipeline ranks have: those whose optimizer steps it runs."""
-    return frozenset(_depths(scenario))
+    return frozenset(_layers_per_pipeline_rank(scenario))
 
 
-def _depths(scenario: Scenario) -> Iterator[int]:
+def _layers_per_pipeline_rank(scenario: Scenario) -> Iterator[int]:
     plan = build_plan(scenario)
     for rank in range(scenario.layout.pp):
         yield sum(stage.layer_count for stage in plan.stages_on_rank(rank))
 
 
-def _of_one(cluster: Cluster, accelerator: str) -> Cluster:
+def _single_gpu_cluster(cluster: Cluster, accelerator: str) -> Cluster:
     """One of the cluster's GPUs, which is the accelerator that was measured."""
-    there: Accelerator = cluster.accelerator
-    kind = there if there.name == accelerator else load_accelerator(accelerator)
-    return replace(cluster.with_rank_mapping(cluster.machine_gpu_ids[:1]), accelerator=kind, accelerator_overrides=())
+    cluster_accelerator: Accelerator = cluster.accelerator
+    measured_accelerator = (
+        cluster_accelerator if cluster_accelerator.name == accelerator else load_accelerator(accelerator)
+    )
+    return replace(
+        cluster.with_rank_mapping(cluster.machine_gpu_ids[:1]),
+        accelerator=measured_accelerator,
+        accelerator_overrides=(),
+    )
 
 
-def _of_replica(training: Training, *, cp: int, dp: int) -> Training:
+def _replica_training(training: Training, *, cp: int, dp: int) -> Training:
     return replace(
         training,
         sequence=training.sequence // cp,
         global_batch=training.global_batch // dp,
         early_stop=training.early_stop and not training.fused,
         offload=NO_OFFLOAD,
-        overheads=HABITS,
+        overheads=MOE_OVERHEADS,
     )

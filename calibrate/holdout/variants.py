@@ -13,86 +13,88 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.check.context import Room, fitted_layers, truncated
+from calibrate.check.context import MemoryBudget, fit_layer_count, truncate_model
 from calibrate.check.measurement import WARM_UP
-from calibrate.check.prediction import Prediction, predict
+from calibrate.check.prediction import StepPrediction, predict_step
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.scenario import Scenario
 
-LEAST: Final = WARM_UP + 1  # steps that must fit into a variant's time
-_MOST: Final = 4  # microbatches of a step
-_WIDE, _NARROW = 2, 1  # microbatches that are tried instead
+MIN_STEPS: Final = WARM_UP + 1  # steps that must fit into a variant's time
+_MAX_MICROBATCHES: Final = 4  # microbatches of a step
+_LARGE_MICROBATCH, _SMALL_MICROBATCH = 2, 1  # microbatches that are tried instead
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class HoldoutVariant:
     """A step of one device, and what the record says of it."""
 
     scenario: Scenario
-    predicted: Prediction
+    prediction: StepPrediction
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """The step, in words."""
-        deep, count = self.scenario.model.layer_count, self.scenario.microbatch_count
-        layers = "1 layer" if deep == 1 else f"{deep:,} layers"
+        layer_count, count = self.scenario.model.layer_count, self.scenario.microbatch_count
+        layers = "1 layer" if layer_count == 1 else f"{layer_count:,} layers"
         microbatches = "1 microbatch" if count == 1 else f"{count:,} microbatches"
         return f"{layers}, {microbatches} of {self.scenario.training.microbatch:,}"
 
 
-def variants(
-    one: Scenario, seen: frozenset[int], record: CalibrationRecord, room: Bytes, seconds: Seconds
-) -> list[Variant]:
+def holdout_variants(
+    base: Scenario, measured_depths: frozenset[int], record: CalibrationRecord, memory_limit: Bytes, seconds: Seconds
+) -> list[HoldoutVariant]:
     """Steps of one device, each within its part of so many seconds; seen: numbers of layers to be avoided.
 
     Raise InputError where none fits into the memory or the time.
     """
-    asked = list(_unseen(one, seen, room))
-    share = seconds / len(asked)
-    found = (_within(scenario, record, share) for scenario in asked)
-    fitting = {item.what: item for item in found if item is not None}
+    candidates = list(_holdout_scenarios(base, measured_depths, memory_limit))
+    share = seconds / len(candidates)
+    fitted = (_fit_into_time(scenario, record, share) for scenario in candidates)
+    fitting = {variant.label: variant for variant in fitted if variant is not None}
     if not fitting:
-        *_, shortest = _shorter(asked[0])
-        least = _variant(shortest, record)
+        *_, shortest = _shorter_scenarios(candidates[0])
+        smallest = _predict_variant(shortest, record)
         raise InputError(
-            f"{LEAST} steps of {least.what} take about {format_seconds(LEAST * least.predicted.seconds)}, and there "
+            f"{MIN_STEPS} steps of {smallest.label} take about {format_seconds(MIN_STEPS * smallest.prediction.seconds)}, and there "
             f"are {format_seconds(share)} for them; give more time, or set training.sequence to less"
         )
     return list(fitting.values())
 
 
-def _unseen(one: Scenario, seen: frozenset[int], room: Bytes) -> Iterator[Scenario]:
-    usual = _batched(one, one.training.microbatch)
-    most = fitted_layers(usual, Room(room), None).model.layer_count
-    depth = _avoiding(seen | {most}, most)
-    yield truncated(usual, depth)
-    other = _batched(one, _NARROW if one.training.microbatch >= _WIDE else _WIDE)
+def _holdout_scenarios(base: Scenario, measured_depths: frozenset[int], memory_limit: Bytes) -> Iterator[Scenario]:
+    same_microbatch = _with_microbatch(base, base.training.microbatch)
+    max_depth = fit_layer_count(same_microbatch, MemoryBudget(memory_limit), None).model.layer_count
+    depth = _unmeasured_depth(measured_depths | {max_depth}, max_depth)
+    yield truncate_model(same_microbatch, depth)
+    other_microbatch = _with_microbatch(
+        base, _SMALL_MICROBATCH if base.training.microbatch >= _LARGE_MICROBATCH else _LARGE_MICROBATCH
+    )
     with suppress(InputError):  # a wider one may not fit
-        yield fitted_layers(truncated(other, depth), Room(room), None)
+        yield fit_layer_count(truncate_model(other_microbatch, depth), MemoryBudget(memory_limit), None)
     if depth > 1:
-        yield truncated(usual, _avoiding(seen, depth // 2))
+        yield truncate_model(same_microbatch, _unmeasured_depth(measured_depths, depth // 2))
 
 
-def _avoiding(seen: frozenset[int], most: int) -> int:
+def _unmeasured_depth(measured_depths: frozenset[int], max_depth: int) -> int:
     """The largest number of layers up to the most that was not seen, or the most where all were."""
-    return max(set(range(1, most + 1)) - seen, default=most)
+    return max(set(range(1, max_depth + 1)) - measured_depths, default=max_depth)
 
 
-def _batched(one: Scenario, microbatch: int) -> Scenario:
+def _with_microbatch(base: Scenario, microbatch: int) -> Scenario:
     """The step with microbatches of that many sequences, as many sequences as it has if they are not too many."""
-    count = min(max(1, one.training.global_batch // microbatch), _MOST)
-    return replace(one, training=replace(one.training, microbatch=microbatch, global_batch=count * microbatch))
+    count = min(max(1, base.training.global_batch // microbatch), _MAX_MICROBATCHES)
+    return replace(base, training=replace(base.training, microbatch=microbatch, global_batch=count * microbatch))
 
 
-def _within(scenario: Scenario, record: CalibrationRecord, seconds: Seconds) -> Variant | None:
+def _fit_into_time(scenario: Scenario, record: CalibrationRecord, seconds: Seconds) -> HoldoutVariant | None:
     """The step, or the longest shorter one of which the fewest steps fit into the time."""
-    made = (_variant(item, record) for item in _shorter(scenario))
-    return next((variant for variant in made if LEAST * variant.predicted.seconds <= seconds), None)
+    shorter_variants = (_predict_variant(candidate, record) for candidate in _shorter_scenarios(scenario))
+    return next((variant for variant in shorter_variants if MIN_STEPS * variant.prediction.seconds <= seconds), None)
 
 
-def _shorter(scenario: Scenario) -> Iterator[Scenario]:
+def _shorter_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     """The step, with ever fewer microbatches, then with ever fewer layers."""
     yield scenario
     while scenario.microbatch_count > 1:
@@ -101,9 +103,9 @@ def _shorter(scenario: Scenario) -> Iterator[Scenario]:
         scenario = replace(scenario, training=replace(training, global_batch=batch))
         yield scenario
     while scenario.model.layer_count > 1:
-        scenario = truncated(scenario, scenario.model.layer_count // 2)
+        scenario = truncate_model(scenario, scenario.model.layer_count // 2)
         yield scenario
 
 
-def _variant(scenario: Scenario, record: CalibrationRecord) -> Variant:
-    return Variant(scenario, predict(scenario, record))
+def _predict_variant(scenario: Scenario, record: CalibrationRecord) -> HoldoutVariant:
+    return HoldoutVariant(scenario, predict_step(scenario, record))

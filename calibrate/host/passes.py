@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from calibrate.check.fsdp import sharded
-from calibrate.check.single_process import single
-from calibrate.check.tensor_parallel import split
-from calibrate.check.trainer import Loop, random_batch
+from calibrate.check.fsdp import build_fsdp_trainer
+from calibrate.check.single_process import build_single_trainer
+from calibrate.check.tensor_parallel import build_tensor_parallel_trainer
+from calibrate.check.trainer import MicrobatchTrainer, random_batch
 from calibrate.devices.device import TorchDevice
 from calibrate.host.tiny_model import tiny_plan
 from clustersim.cost.calibration_record import HostState
@@ -30,12 +30,12 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 
-RANKS: Final = 2  # of a group that moves nothing
-_CAPTURED_AFTER: Final = 3  # runs on a stream of their own, as torch's notes on CUDA graphs have it
+FAKE_RANKS: Final = 2  # of a group that moves nothing
+_CAPTURE_WARM_UP_RUNS: Final = 3  # runs on a stream of their own, as torch's notes on CUDA graphs have it
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class LaunchedPasses:
     """What is launched. plan: that counts the launches; forward gives what backward takes."""
 
     plan: Plan
@@ -43,103 +43,105 @@ class Passes:
     backward: Callable[[Any], None]
 
 
-Made = Callable[[Scenario, TorchDevice], AbstractContextManager[Passes]]
+PassBuilder = Callable[[Scenario, TorchDevice], AbstractContextManager[LaunchedPasses]]
 
 
 @contextmanager
-def eager(scenario: Scenario, device: TorchDevice) -> Iterator[Passes]:
+def eager_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
     """Modules and autograd as they are."""
     plan = tiny_plan(scenario, device, Layout())
-    yield _of(plan, single(plan, device.torch), device)
+    yield _build_passes(plan, build_single_trainer(plan, device.torch), device)
 
 
 @contextmanager
-def with_fsdp(scenario: Scenario, device: TorchDevice) -> Iterator[Passes]:
+def fsdp_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
     """Every layer's parameters gathered and its gradients scattered."""
     plan, data = tiny_plan(scenario, device, Layout()), scenario.layout.data
     strategy = replace(data, shard=None, secondary=None) if isinstance(data, FullyShard) else FullyShard()
-    with _moving_nothing(device.torch) as mesh:
-        loop = sharded(plan, strategy, device.torch, mesh)
-        with loop.around(True):
-            yield _of(plan, loop, device)
+    with _fake_device_mesh(device.torch) as mesh:
+        loop = build_fsdp_trainer(plan, strategy, device.torch, mesh)
+        with loop.microbatch_context(True):
+            yield _build_passes(plan, loop, device)
 
 
 @contextmanager
-def with_dtensor(scenario: Scenario, device: TorchDevice) -> Iterator[Passes]:
+def dtensor_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
     """Every matrix split over the ranks."""
-    layout = Layout(tp=RANKS, sequence_parallel=scenario.layout.sequence_parallel)
+    layout = Layout(tp=FAKE_RANKS, sequence_parallel=scenario.layout.sequence_parallel)
     plan = tiny_plan(scenario, device, layout)
-    with _moving_nothing(device.torch) as mesh:
-        loop = split(plan, device.torch, mesh)
-        with loop.around(True):
-            yield _of(plan, loop, device)
+    with _fake_device_mesh(device.torch) as mesh:
+        loop = build_tensor_parallel_trainer(plan, device.torch, mesh)
+        with loop.microbatch_context(True):
+            yield _build_passes(plan, loop, device)
 
 
 @contextmanager
-def compiled(scenario: Scenario, device: TorchDevice) -> Iterator[Passes]:
+def compiled_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
     """Layers compiled one by one, as torchtitan does."""
     plan = tiny_plan(scenario, device, Layout())
-    loop = single(plan, device.torch)
+    loop = build_single_trainer(plan, device.torch)
     for layer in loop.model.layers:  # type: ignore[union-attr]
         layer.compile()
-    yield _of(plan, loop, device)
+    yield _build_passes(plan, loop, device)
 
 
 @contextmanager
-def captured(scenario: Scenario, device: TorchDevice) -> Iterator[Passes]:
+def cuda_graph_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
     """Forward and backward captured in a CUDA graph each, with the same memory, as `make_graphed_callables` does."""
     plan = tiny_plan(scenario, device, Layout())
-    passes = _of(plan, single(plan, device.torch), device, accumulated=False)
-    beside, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(now)
-    with torch.cuda.stream(beside):
-        for _ in range(_CAPTURED_AFTER):
+    passes = _build_passes(plan, build_single_trainer(plan, device.torch), device, accumulates_gradients=False)
+    side_stream, current_stream = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    side_stream.wait_stream(current_stream)
+    with torch.cuda.stream(side_stream):
+        for _ in range(_CAPTURE_WARM_UP_RUNS):
             passes.backward(passes.forward())
-    now.wait_stream(beside)
+    current_stream.wait_stream(side_stream)
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(forward):
-        made = passes.forward()
+        output = passes.forward()
     with torch.cuda.graph(backward, pool=forward.pool()):
-        passes.backward(made)
-    yield Passes(plan, forward.replay, lambda _: backward.replay())
+        passes.backward(output)
+    yield LaunchedPasses(plan, forward.replay, lambda _: backward.replay())
 
 
-MAKES: Final[dict[HostState, Made]] = {
-    HostState.EAGER: eager,
-    HostState.FSDP: with_fsdp,
-    HostState.DTENSOR: with_dtensor,
-    HostState.COMPILED: compiled,
-    HostState.GRAPH: captured,
+PASS_BUILDERS: Final[dict[HostState, PassBuilder]] = {
+    HostState.EAGER: eager_passes,
+    HostState.FSDP: fsdp_passes,
+    HostState.DTENSOR: dtensor_passes,
+    HostState.COMPILED: compiled_passes,
+    HostState.GRAPH: cuda_graph_passes,
 }
 
 
-def _of(plan: Plan, loop: Loop, device: TorchDevice, *, accumulated: bool = True) -> Passes:
+def _build_passes(
+    plan: Plan, loop: MicrobatchTrainer, device: TorchDevice, *, accumulates_gradients: bool = True
+) -> LaunchedPasses:
     """A model's passes; accumulated: gradients are added to the weights' own, else they are only made."""
     batch = random_batch(plan, device.torch)
     tokens, targets = batch.tokens[0], batch.targets[0]
     weights = list(loop.model.parameters())
 
     def backward(loss: Tensor) -> None:
-        if accumulated:
+        if accumulates_gradients:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             torch.autograd.grad(loss, weights, allow_unused=True)
 
-    return Passes(plan, lambda: loop.model(tokens, targets), backward)
+    return LaunchedPasses(plan, lambda: loop.model(tokens, targets), backward)
 
 
 @contextmanager
-def _moving_nothing(device: torch.device) -> Iterator[DeviceMesh]:
+def _fake_device_mesh(device: torch.device) -> Iterator[DeviceMesh]:
     """A group whose collectives return at once: of all processes where they have joined, else of two that are not.
 
     The mesh has a name of its own: DTensor remembers what it found out for equal ones, and a mesh of the same ranks
     that does communicate must not be taken for it.
     """
-    alone = not dist.is_initialized()
-    if alone:
-        dist.init_process_group("fake", rank=0, world_size=RANKS)
-    group: Any = dist.group.WORLD if alone else dist.new_group(backend="fake")
+    is_standalone = not dist.is_initialized()
+    if is_standalone:
+        dist.init_process_group("fake", rank=0, world_size=FAKE_RANKS)
+    group: Any = dist.group.WORLD if is_standalone else dist.new_group(backend="fake")
     try:
         yield DeviceMesh.from_group(group, device.type, mesh_dim_names=(f"nothing_{group.group_name}",))
     finally:
-        dist.destroy_process_group(None if alone else group)
+        dist.destroy_process_group(None if is_standalone else group)

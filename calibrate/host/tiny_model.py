@@ -10,12 +10,12 @@ nothing is computed again: a forward that is run again is launched like the firs
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.check.moe import HABITS
-from calibrate.check.torch_dtypes import TORCH
+from calibrate.check.moe import MOE_OVERHEADS
+from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from calibrate.devices.device import TorchDevice
 from clustersim.common.errors import InputError
 from clustersim.cost.host_launch import launch_count
-from clustersim.lowering.units import Units, operations_of
+from clustersim.lowering.units import UnitBuilder, pass_operations
 from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerGroup, LayerSpec, MoeMlp, QkNorm
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe, mixed_precision
@@ -27,45 +27,49 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 from clustersim.scenario import Scenario
 
-LAYERS: Final = 4  # so that they, not embedding and head, are most of it
-TOKENS: Final = 8
-HEADS: Final = 4
-HEAD_DIM: Final = 16  # flash attention has a kernel for it
-EXPERTS: Final = 8
-WIDTH: Final = HEADS * HEAD_DIM  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
+TINY_LAYERS: Final = 4  # so that they, not embedding and head, are most of it
+TINY_TOKENS: Final = 8
+TINY_HEADS: Final = 4
+TINY_HEAD_DIM: Final = 16  # flash attention has a kernel for it
+TINY_EXPERTS: Final = 8
+TINY_WIDTH: Final = (
+    TINY_HEADS * TINY_HEAD_DIM
+)  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedPass:
     """A pass: its operations, and how many launches clustersim counts in them."""
 
     operations: tuple[Operation, ...]
 
     @property
-    def launches(self) -> int:
+    def launch_count(self) -> int:
         """Of kernels and collectives."""
         return sum(launch_count(operation.body) for operation in self.operations)
 
 
 def tiny_plan(scenario: Scenario, device: TorchDevice, layout: Layout) -> Plan:
     """The scenario's model and training cut down; raise InputError where none of its layers can be built."""
-    training = _training(scenario.training, on_cpu=device.torch.type == "cpu", split=layout.tp > 1)
-    return Plan(_model(scenario.model), training, layout)
+    training = _tiny_training(scenario.training, on_cpu=device.torch.type == "cpu", is_tensor_parallel=layout.tp > 1)
+    return Plan(_tiny_model(scenario.model), training, layout)
 
 
-def counted(plan: Plan) -> tuple[Counted, Counted]:
+def count_passes(plan: Plan) -> tuple[CountedPass, CountedPass]:
     """Forward and backward of one microbatch."""
-    units = Units(plan).of(plan.stages[0])
-    return Counted(operations_of(units, ActionKind.FORWARD)), Counted(operations_of(units, ActionKind.BACKWARD))
+    units = UnitBuilder(plan).stage_units(plan.stages[0])
+    return CountedPass(pass_operations(units, ActionKind.FORWARD)), CountedPass(
+        pass_operations(units, ActionKind.BACKWARD)
+    )
 
 
-def _model(model: TransformerModel) -> TransformerModel:
+def _tiny_model(model: TransformerModel) -> TransformerModel:
     return replace(
         model,
-        stack=(LayerGroup(_layer(model), min(LAYERS, model.layer_count)),),
-        hidden=WIDTH,
-        vocab=WIDTH,
-        max_positions=TOKENS,
+        stack=(LayerGroup(_tiny_layer(model), min(TINY_LAYERS, model.layer_count)),),
+        hidden=TINY_WIDTH,
+        vocab=TINY_WIDTH,
+        max_positions=TINY_TOKENS,
         positions=PositionEncoding.LEARNED if model.positions is PositionEncoding.LEARNED else PositionEncoding.ROTARY,
         tied_embeddings=False,
         embedding_norm=False,
@@ -76,49 +80,62 @@ def _model(model: TransformerModel) -> TransformerModel:
     )
 
 
-def _layer(model: TransformerModel) -> LayerSpec:
+def _tiny_layer(model: TransformerModel) -> LayerSpec:
     for run in sorted(model.stack, key=lambda run: -run.count):
         match run.spec:
             case LayerSpec(FullAttention() as attention, DenseMlp() | MoeMlp() as mlp):
-                return LayerSpec(_attention(attention), _mlp(mlp), BlockForm.PRE_NORM)
+                return LayerSpec(_tiny_attention(attention), _tiny_mlp(mlp), BlockForm.PRE_NORM)
     raise InputError(f"model: no layer of {model.name} has both attention and an MLP, and only such can be built here")
 
 
-def _attention(attention: FullAttention) -> FullAttention:
-    shared = attention.kv_heads < attention.heads
-    normed = None if attention.qk_norm is None else QkNorm.PER_HEAD
-    return FullAttention(HEADS, HEADS // 2 if shared else HEADS, HEAD_DIM, attention.qkv_bias, normed)
-
-
-def _mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
-    """As wide as all else; of a mixture as many of its experts as tokens need."""
-    match mlp:
-        case DenseMlp():
-            return replace(mlp, ffn=WIDTH)
-        case MoeMlp(experts, top_k, shared=shared):
-            few = min(experts, EXPERTS)
-            chosen, wide = min(top_k, few), WIDTH if shared else 0
-            return MoeMlp(few, chosen, WIDTH, mlp.form, wide, router=replace(mlp.router, groups=1, limit=None))
-
-
-def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
-    return replace(
-        training,
-        sequence=TOKENS,
-        global_batch=1,
-        microbatch=1,
-        recipe=_recipe(training.recipe),
-        recompute=NoRecompute(),
-        attention=AttentionBackend.FLASH if training.attention is AttentionBackend.FLASH1 else training.attention,
-        loss=LossImplementation.TORCH if split or on_cpu else training.loss,
-        fused=training.fused and not on_cpu,
-        offload=NO_OFFLOAD,
-        lora=None,
-        overheads=HABITS,
+def _tiny_attention(attention: FullAttention) -> FullAttention:
+    is_grouped_query = attention.kv_heads < attention.heads
+    qk_norm = None if attention.qk_norm is None else QkNorm.PER_HEAD
+    return FullAttention(
+        TINY_HEADS, TINY_HEADS // 2 if is_grouped_query else TINY_HEADS, TINY_HEAD_DIM, attention.qkv_bias, qk_norm
     )
 
 
-def _recipe(recipe: PrecisionRecipe) -> PrecisionRecipe:
+def _tiny_mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
+    """As wide as all else; of a mixture as many of its experts as tokens need."""
+    match mlp:
+        case DenseMlp():
+            return replace(mlp, ffn=TINY_WIDTH)
+        case MoeMlp(experts, top_k, shared=shared):
+            expert_count = min(experts, TINY_EXPERTS)
+            expert_top_k, shared_width = min(top_k, expert_count), TINY_WIDTH if shared else 0
+            return MoeMlp(
+                expert_count,
+                expert_top_k,
+                TINY_WIDTH,
+                mlp.form,
+                shared_width,
+                router=replace(mlp.router, groups=1, limit=None),
+            )
+
+
+def _tiny_training(training: Training, *, on_cpu: bool, is_tensor_parallel: bool) -> Training:
+    return replace(
+        training,
+        sequence=TINY_TOKENS,
+        global_batch=1,
+        microbatch=1,
+        recipe=_torch_recipe(training.recipe),
+        recompute=NoRecompute(),
+        attention=AttentionBackend.FLASH if training.attention is AttentionBackend.FLASH1 else training.attention,
+        loss=LossImplementation.TORCH if is_tensor_parallel or on_cpu else training.loss,
+        fused=training.fused and not on_cpu,
+        offload=NO_OFFLOAD,
+        lora=None,
+        overheads=MOE_OVERHEADS,
+    )
+
+
+def _torch_recipe(recipe: PrecisionRecipe) -> PrecisionRecipe:
     """The scenario's formats where torch multiplies in them, else BF16."""
-    stored = recipe.weight_formats.stored
-    return recipe if stored in TORCH and recipe.matmul_formats == MatmulFormats.uniform(stored) else mixed_precision()
+    storage_dtype = recipe.weight_formats.stored
+    return (
+        recipe
+        if storage_dtype in TRAINING_DTYPES and recipe.matmul_formats == MatmulFormats.uniform(storage_dtype)
+        else mixed_precision()
+    )

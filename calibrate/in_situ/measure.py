@@ -19,14 +19,14 @@ from typing import Final
 
 import torch
 
-from calibrate.check.operator_labels import Label
-from calibrate.check.torch_dtypes import allow_tf32
+from calibrate.check.operator_labels import OperatorLabel
+from calibrate.check.torch_dtypes import set_tf32
 from calibrate.devices.device import TorchDevice
-from calibrate.in_situ.real_layers import Chain, RealLayers
-from calibrate.in_situ.single_rank import alone
+from calibrate.in_situ.real_layers import KernelChain, RealLayers
+from calibrate.in_situ.single_rank import single_rank_scenario
 from calibrate.kernels import measure as kernel_rows
-from calibrate.kernels.timing import Method
-from calibrate.kernels.training_errors import refusal
+from calibrate.kernels.timing import MeasurementMethod
+from calibrate.kernels.training_errors import explain_training_error
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import InSituSample, KernelSample, KernelSignature, family_of, signature_of
@@ -34,22 +34,22 @@ from clustersim.model.kernels import Kernel
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.scenario import Scenario
 
-SECONDS: Final = 60.0
-TURNS: Final = 4
-_ROOM: Final = 0.5  # of the free memory; kernels alone need some beside the model
-_SAMPLES: Final = 3  # of a kernel in each turn, at least
+DEFAULT_SECONDS: Final = 60.0
+MAX_ROUNDS: Final = 4
+_MEMORY_FRACTION: Final = 0.5  # of the free memory; kernels alone need some beside the model
+_MIN_KERNEL_SAMPLES: Final = 3  # of a kernel in each turn, at least
 
-Say = Callable[[str], None]
-Alone = Callable[[Kernel, Seconds], KernelSample]
+Notify = Callable[[str], None]
+IsolatedMeasurement = Callable[[Kernel, Seconds], KernelSample]
 """Measures a kernel by itself, for so many seconds."""
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def chain_rows(
-    scenario: Scenario, device: TorchDevice, seconds: Seconds = SECONDS, *, say: Say = _say
+def measure_in_situ(
+    scenario: Scenario, device: TorchDevice, seconds: Seconds = DEFAULT_SECONDS, *, notify: Notify = _print_status
 ) -> tuple[InSituSample, ...]:
     """Factors of a scenario's kernels; none, and why is said, where this device cannot run such layers.
 
@@ -57,112 +57,131 @@ def chain_rows(
     """
     torch.manual_seed(0)
     try:
-        cut = alone(scenario, _ROOM * device.free_bytes())
-        with _precision(cut.training.recipe):
-            return compared(RealLayers(cut, device), _measured_on(device), seconds, say)
+        single_rank = single_rank_scenario(scenario, _MEMORY_FRACTION * device.free_bytes())
+        with _matmul_precision(single_rank.training.recipe):
+            return compare_with_isolated(
+                RealLayers(single_rank, device), _isolated_measurement(device), seconds, notify
+            )
     except Exception as error:
         too_large = f"layers of {scenario.model.name} do not fit on {device.name} beside what is there"
-        said = error if isinstance(error, InputError) else refusal(error, device, too_large)
-        if said is None:
+        reason = error if isinstance(error, InputError) else explain_training_error(error, device, too_large)
+        if reason is None:
             raise
-        if not isinstance(said, InputError):
-            raise said from error
-        say(f"no chain of kernels: {said}")
+        if not isinstance(reason, InputError):
+            raise reason from error
+        notify(f"no chain of kernels: {reason}")
     finally:
-        device.release()
+        device.release_memory()
     return ()
 
 
-def compared(chain: Chain, measure: Alone, seconds: Seconds, say: Say) -> tuple[InSituSample, ...]:
+def compare_with_isolated(
+    chain: KernelChain, measure: IsolatedMeasurement, seconds: Seconds, notify: Notify
+) -> tuple[InSituSample, ...]:
     """Turns of a chain and of its kernels alone, as rows by family."""
-    parts = _by_label(chain.kernels)
-    turns = list(_turns(chain, measure, seconds))
-    for label, kernels in parts.items():
-        if missing := _missing(label, kernels, turns):
-            say(f"chain: no factor of {label.name}: {missing}")
-    known = {label: kernels for label, kernels in parts.items() if not _missing(label, kernels, turns)}
-    return tuple(row for label, kernels in known.items() for row in _rows(label, kernels, turns))
+    kernels_by_label = _signature_counts_by_label(chain.kernel_counts)
+    rounds = list(_run_rounds(chain, measure, seconds))
+    for label, kernels in kernels_by_label.items():
+        if reason := _missing_reason(label, kernels, rounds):
+            notify(f"chain: no factor of {label.profiler_name}: {reason}")
+    complete = {
+        label: kernels for label, kernels in kernels_by_label.items() if not _missing_reason(label, kernels, rounds)
+    }
+    return tuple(sample for label, kernels in complete.items() for sample in _family_samples(label, kernels, rounds))
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _InSituRound:
     """Seconds of labels in the chain, and of kernels alone."""
 
-    chain: Mapping[Label, Seconds]
-    alone: Mapping[KernelSignature, KernelSample]
+    in_situ: Mapping[OperatorLabel, Seconds]
+    isolated: Mapping[KernelSignature, KernelSample]
 
 
-_Kernels = Mapping[KernelSignature, int]
+_SignatureCounts = Mapping[KernelSignature, int]
 
 
-def _turns(chain: Chain, measure: Alone, seconds: Seconds) -> Iterator[_Turn]:
+def _run_rounds(chain: KernelChain, measure: IsolatedMeasurement, seconds: Seconds) -> Iterator[_InSituRound]:
     """One turn, and more while there is time for another like the longest."""
-    began = before = monotonic()
+    start_time = previous_end = monotonic()
     longest = 0.0
-    for _ in range(TURNS):
-        yield _turn(chain, measure, seconds / TURNS)
-        longest, before = max(longest, monotonic() - before), monotonic()
-        if before - began + longest > seconds:
+    for _ in range(MAX_ROUNDS):
+        yield _run_round(chain, measure, seconds / MAX_ROUNDS)
+        longest, previous_end = max(longest, monotonic() - previous_end), monotonic()
+        if previous_end - start_time + longest > seconds:
             return
 
 
-def _turn(chain: Chain, measure: Alone, seconds: Seconds) -> _Turn:
-    once = chain.run(seconds / 2.0)
-    profile = chain.profile(once)
-    kernels = kernel_rows.distinct(chain.kernels)
-    rows = [measure(kernel, seconds / 2.0 / len(kernels)) for kernel in kernels]
-    return _Turn(profile, {row.signature: row for row in rows})
+def _run_round(chain: KernelChain, measure: IsolatedMeasurement, seconds: Seconds) -> _InSituRound:
+    step_seconds = chain.run_steps(seconds / 2.0)
+    profile = chain.profile_steps(step_seconds)
+    kernels = kernel_rows.distinct_kernels(chain.kernel_counts)
+    samples = [measure(kernel, seconds / 2.0 / len(kernels)) for kernel in kernels]
+    return _InSituRound(profile, {sample.signature: sample for sample in samples})
 
 
-def _by_label(kernels: Mapping[Kernel, int]) -> Mapping[Label, _Kernels]:
+def _signature_counts_by_label(kernels: Mapping[Kernel, int]) -> Mapping[OperatorLabel, _SignatureCounts]:
     """How often each signature runs, by its label."""
-    found: dict[Label, dict[KernelSignature, int]] = {}
+    counts_by_label: dict[OperatorLabel, dict[KernelSignature, int]] = {}
     for kernel, count in kernels.items():
-        if (known := signature_of(kernel)) is not None:
-            same = found.setdefault(Label.of(kernel), {})
-            same[known] = same.get(known, 0) + count
-    return found
+        if (kernel_signature := signature_of(kernel)) is not None:
+            label_counts = counts_by_label.setdefault(OperatorLabel.from_kernel(kernel), {})
+            label_counts[kernel_signature] = label_counts.get(kernel_signature, 0) + count
+    return counts_by_label
 
 
-def _missing(label: Label, kernels: _Kernels, turns: Sequence[_Turn]) -> str:
+def _missing_reason(label: OperatorLabel, kernels: _SignatureCounts, rounds: Sequence[_InSituRound]) -> str:
     """Why a label has no factor; empty if it has one."""
-    unmeasured = [turn.alone[kernel] for turn in turns for kernel in kernels if turn.alone[kernel].time is None]
+    unmeasured = [
+        round_result.isolated[kernel_signature]
+        for round_result in rounds
+        for kernel_signature in kernels
+        if round_result.isolated[kernel_signature].time is None
+    ]
     if unmeasured:
         return f"{unmeasured[0].name} alone: {unmeasured[0].outcome.value}, {unmeasured[0].source}"
-    return "" if all(turn.chain.get(label, 0.0) > 0.0 for turn in turns) else "the profiler saw nothing of it"
+    return (
+        ""
+        if all(round_result.in_situ.get(label, 0.0) > 0.0 for round_result in rounds)
+        else "the profiler saw nothing of it"
+    )
 
 
-def _rows(label: Label, kernels: _Kernels, turns: Sequence[_Turn]) -> Iterator[InSituSample]:
+def _family_samples(
+    label: OperatorLabel, kernels: _SignatureCounts, rounds: Sequence[_InSituRound]
+) -> Iterator[InSituSample]:
     """A row for each family of a label."""
-    factor = median(turn.chain[label] / _alone(kernels, turn) for turn in turns)
+    factor = median(round_result.in_situ[label] / _isolated_seconds(kernels, round_result) for round_result in rounds)
     for name in dict.fromkeys(map(family_of, kernels)):
-        same = {
+        family_counts = {
             kernel_signature: count
             for kernel_signature, count in kernels.items()
             if family_of(kernel_signature) == name
         }
-        isolated = median(_alone(same, turn) for turn in turns)
-        yield InSituSample(name, sum(same.values()), isolated, factor * isolated)
+        isolated = median(_isolated_seconds(family_counts, round_result) for round_result in rounds)
+        yield InSituSample(name, sum(family_counts.values()), isolated, factor * isolated)
 
 
-def _alone(kernels: _Kernels, turn: _Turn) -> Seconds:
-    times = ((turn.alone[kernel_signature].time, count) for kernel_signature, count in kernels.items())
+def _isolated_seconds(kernels: _SignatureCounts, round_result: _InSituRound) -> Seconds:
+    times = ((round_result.isolated[kernel_signature].time, count) for kernel_signature, count in kernels.items())
     return sum(time.seconds * count for time, count in times if time is not None)
 
 
-def _measured_on(device: TorchDevice) -> Alone:
+def _isolated_measurement(device: TorchDevice) -> IsolatedMeasurement:
     def measure(kernel: Kernel, seconds: Seconds) -> KernelSample:
-        return kernel_rows.row(kernel, device, replace(Method(), seconds=seconds, least=_SAMPLES))
+        return kernel_rows.measure_kernel(
+            kernel, device, replace(MeasurementMethod(), max_seconds=seconds, min_samples=_MIN_KERNEL_SAMPLES)
+        )
 
     return measure
 
 
 @contextmanager
-def _precision(recipe: PrecisionRecipe) -> Iterator[None]:
+def _matmul_precision(recipe: PrecisionRecipe) -> Iterator[None]:
     """TF32 where the scenario computes in it; all is as before afterwards."""
-    before = torch.get_float32_matmul_precision()
-    allow_tf32(recipe)
+    previous = torch.get_float32_matmul_precision()
+    set_tf32(recipe)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous)

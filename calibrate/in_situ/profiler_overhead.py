@@ -5,7 +5,7 @@ feel. Assumed: each costs the same wherever it comes, an operator's lies in the 
 label. Both are measured here, on operators that do next to nothing.
 
 On a GPU durations are the device's own (CUPTI), and exclude what lies between two kernels of a queue, about 1 us, which
-the times of single kernels include: `turnover` is the median gap before kernels that had been launched before the one
+the times of single kernels include: `median_kernel_gap` is the median gap before kernels that had been launched before the one
 ahead of them ended, and is given to each kernel.
 """
 
@@ -22,32 +22,32 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from calibrate.check.operator_labels import PRODUCT, labelled, named
-from calibrate.check.profile_attribution import OnHost, of_runtime
+from calibrate.check.operator_labels import MATMUL, parse_label, record_label
+from calibrate.check.profile_attribution import HostTimer, of_runtime
 from clustersim.common.units import Seconds
 
-_TURNS: Final = 3
-_MANY: Final = 300
-_MICRO: Final = 1e-6
+_REPEATS: Final = 3
+_LOOP_COUNT: Final = 300
+_SECONDS_PER_US: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class ProfilerOverhead:
     """Seconds that it takes on a CPU to write down an operator, what lies in a label by itself, and a whole label."""
 
-    event: Seconds = 0.0
-    label: Seconds = 0.0
-    labelling: Seconds = 0.0
+    event_seconds: Seconds = 0.0
+    label_inner_seconds: Seconds = 0.0
+    label_total_seconds: Seconds = 0.0
 
     @property
-    def times(self) -> OnHost:
+    def host_times(self) -> HostTimer:
         """Times of operators without that."""
-        return OnHost(self.event, self.label)
+        return HostTimer(self.event_seconds, self.label_inner_seconds)
 
-    def of(self, events: Any) -> Seconds:
+    def total_overhead(self, events: Any) -> Seconds:
         """Of all these operators."""
-        labels = sum(named(event.name) is not None for event in events)
-        return self.event * (len(events) - labels) + self.labelling * labels
+        label_count = sum(parse_label(event.name) is not None for event in events)
+        return self.event_seconds * (len(events) - label_count) + self.label_total_seconds * label_count
 
 
 def profiler(device: torch.device) -> AbstractContextManager[Any]:
@@ -56,47 +56,49 @@ def profiler(device: torch.device) -> AbstractContextManager[Any]:
     return torch.profiler.profile(activities=activities, acc_events=True)
 
 
-def host_writing() -> Writing:
+def measure_profiler_overhead() -> ProfilerOverhead:
     """What writing takes on this host: the least of some turns, since other work only ever adds to it."""
-    one = torch.zeros(1)
-    plain = min(_spent(lambda: one.add_(1.0)) for _ in range(_TURNS))
-    made = [_profiled(lambda: one.add_(1.0)) for _ in range(_TURNS)]
-    event = max(0.0, min(seconds for seconds, _ in made) - plain)
-    empty = [_profiled(_empty) for _ in range(_TURNS)]
-    inside = min(median(_own(item) for item in events if named(item.name)) for _, events in empty)
-    return Writing(event, inside, min(seconds for seconds, _ in empty))
+    operand = torch.zeros(1)
+    unprofiled_seconds = min(_seconds_per_run(lambda: operand.add_(1.0)) for _ in range(_REPEATS))
+    profiled = [_profiled_seconds_per_run(lambda: operand.add_(1.0)) for _ in range(_REPEATS)]
+    event_seconds = max(0.0, min(seconds for seconds, _ in profiled) - unprofiled_seconds)
+    labelled_runs = [_profiled_seconds_per_run(_empty_label) for _ in range(_REPEATS)]
+    inner_seconds = min(
+        median(_self_seconds(event) for event in events if parse_label(event.name)) for _, events in labelled_runs
+    )
+    return ProfilerOverhead(event_seconds, inner_seconds, min(seconds for seconds, _ in labelled_runs))
 
 
-def turnover(events: Any) -> Seconds:
+def median_kernel_gap(events: Any) -> Seconds:
     """Seconds from a kernel to the next one, if that is in the queue; 0 where the host was late for all of them."""
-    launched = {event.id: event.time_range.end for event in events if of_runtime(event)}
+    launch_ends = {event.id: event.time_range.end for event in events if of_runtime(event)}
     kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     kernels.sort(key=lambda event: event.time_range.start)
     gaps = [
         later.time_range.start - earlier.time_range.end
         for earlier, later in pairwise(kernels)
-        if launched.get(later.id, math.inf) <= earlier.time_range.end
+        if launch_ends.get(later.id, math.inf) <= earlier.time_range.end
     ]
-    return max(0.0, median(gaps)) * _MICRO if gaps else 0.0
+    return max(0.0, median(gaps)) * _SECONDS_PER_US if gaps else 0.0
 
 
-def _empty() -> None:
-    with labelled(PRODUCT):
+def _empty_label() -> None:
+    with record_label(MATMUL):
         pass
 
 
-def _own(event: Any) -> Seconds:
-    return float(event.self_cpu_time_total) * _MICRO
+def _self_seconds(event: Any) -> Seconds:
+    return float(event.self_cpu_time_total) * _SECONDS_PER_US
 
 
-def _spent(action: Callable[[], object]) -> Seconds:
-    began = perf_counter()
-    for _ in range(_MANY):
+def _seconds_per_run(action: Callable[[], object]) -> Seconds:
+    start_time = perf_counter()
+    for _ in range(_LOOP_COUNT):
         action()
-    return (perf_counter() - began) / _MANY
+    return (perf_counter() - start_time) / _LOOP_COUNT
 
 
-def _profiled(action: Callable[[], object]) -> tuple[Seconds, Any]:
-    with profiler(torch.device("cpu")) as found:
-        seconds = _spent(action)
-    return seconds, found.events()
+def _profiled_seconds_per_run(action: Callable[[], object]) -> tuple[Seconds, Any]:
+    with profiler(torch.device("cpu")) as profile:
+        seconds = _seconds_per_run(action)
+    return seconds, profile.events()

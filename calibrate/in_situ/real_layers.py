@@ -14,39 +14,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from calibrate.check.operator_labels import Label
-from calibrate.check.phase_timer import Timeline
-from calibrate.check.profile_attribution import OnDevice, folded
+from calibrate.check.operator_labels import OperatorLabel
+from calibrate.check.phase_timer import PhaseTimer
+from calibrate.check.profile_attribution import DeviceTimer, seconds_by_label
 from calibrate.check.step_profile import warm_events
-from calibrate.check.supported import trainer_of
-from calibrate.check.trainer import Batch, Trainer, random_batch, step
+from calibrate.check.supported import build_trainer
+from calibrate.check.trainer import Trainer, TrainingBatch, random_batch, training_step
 from calibrate.devices.device import TorchDevice
-from calibrate.in_situ.profiler_overhead import Writing, host_writing, profiler, turnover
+from calibrate.in_situ.profiler_overhead import ProfilerOverhead, measure_profiler_overhead, median_kernel_gap, profiler
 from clustersim.build import build_plan
 from clustersim.common.units import Seconds
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 
-WARM_UP: Final = 2  # steps: torch makes optimizer states in the first
-PROFILED: Final = 2  # steps under the profiler at a time
+WARM_UP_STEPS: Final = 2  # steps: torch makes optimizer states in the first
+PROFILED_STEPS: Final = 2  # steps under the profiler at a time
 _SETTLED: Final = 0.5  # seconds of steps before these on a GPU, after which its clock is that of steps
 _MOST: Final = 50
-_CREDIBLE: Final = 0.5  # part of a step under the profiler that is the step's own, at least
+_MIN_UNPROFILED_FRACTION: Final = 0.5  # part of a step under the profiler that is the step's own, at least
 
 
-class Chain(Protocol):
+class KernelChain(Protocol):
     """Kernels that follow each other in a step."""
 
     @property
-    def kernels(self) -> Mapping[Kernel, int]:
+    def kernel_counts(self) -> Mapping[Kernel, int]:
         """Those of one step, and how often each runs."""
 
-    def run(self, seconds: Seconds) -> Seconds:
+    def run_steps(self, seconds: Seconds) -> Seconds:
         """Run steps for so long; seconds of one of them."""
 
-    def profile(self, once: Seconds) -> Mapping[Label, Seconds]:
+    def profile_steps(self, step_seconds: Seconds) -> Mapping[OperatorLabel, Seconds]:
         """Seconds of the kernels of one step, by label; once: of a step without a profiler."""
 
 
@@ -57,52 +57,52 @@ class RealLayers:
     scenario: Scenario
     device: TorchDevice
     trainer: Trainer = field(init=False)
-    batch: Batch = field(init=False)
-    _writing: Writing | None = field(init=False)
+    batch: TrainingBatch = field(init=False)
+    _profiler_overhead: ProfilerOverhead | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.trainer = trainer_of(self.scenario, self.device.torch)
+        self.trainer = build_trainer(self.scenario, self.device.torch)
         self.batch = random_batch(build_plan(self.scenario), self.device.torch)
-        self.device.host_seconds(self._step, WARM_UP)
-        self._writing = None if self.device.torch.type == "cuda" else host_writing()
+        self.device.host_seconds(self._run_step, WARM_UP_STEPS)
+        self._profiler_overhead = None if self.device.torch.type == "cuda" else measure_profiler_overhead()
 
     @property
-    def kernels(self) -> Mapping[Kernel, int]:
+    def kernel_counts(self) -> Mapping[Kernel, int]:
         """Those of one step, and how often each runs."""
-        return kernels_of(self.scenario)
+        return step_kernel_counts(self.scenario)
 
-    def run(self, seconds: Seconds) -> Seconds:
+    def run_steps(self, seconds: Seconds) -> Seconds:
         """Run steps for so long; seconds of one of them, the first aside, which finds caches and allocator empty."""
-        first = self.device.host_seconds(self._step, 1)
-        repeats = max(1, round((seconds - first) / first))
-        return self.device.host_seconds(self._step, repeats) / repeats
+        first_seconds = self.device.host_seconds(self._run_step, 1)
+        repeats = max(1, round((seconds - first_seconds) / first_seconds))
+        return self.device.host_seconds(self._run_step, repeats) / repeats
 
-    def profile(self, once: Seconds) -> Mapping[Label, Seconds]:
+    def profile_steps(self, step_seconds: Seconds) -> Mapping[OperatorLabel, Seconds]:
         """Seconds of the kernels of one step, by label."""
-        if self._writing is not None:
-            seconds, pace = self._on_cpu(self._writing, once)
+        if self._profiler_overhead is not None:
+            times_by_label, speed_ratio = self._on_cpu(self._profiler_overhead, step_seconds)
         else:
-            events = warm_events(self._step, min(_MOST, max(1, round(_SETTLED / once))), PROFILED)
-            seconds, pace = folded(events, OnDevice(turnover(events))), 1.0
-        return {label: pace * item / PROFILED for label, item in seconds.items()}
+            events = warm_events(self._run_step, min(_MOST, max(1, round(_SETTLED / step_seconds))), PROFILED_STEPS)
+            times_by_label, speed_ratio = seconds_by_label(events, DeviceTimer(median_kernel_gap(events))), 1.0
+        return {label: speed_ratio * label_seconds / PROFILED_STEPS for label, label_seconds in times_by_label.items()}
 
-    def _on_cpu(self, writing: Writing, once: Seconds) -> tuple[Mapping[Label, Seconds], float]:
+    def _on_cpu(self, writing: ProfilerOverhead, once: Seconds) -> tuple[Mapping[OperatorLabel, Seconds], float]:
         """Seconds by label, and by how much the same steps were faster (or slower) without the profiler."""
         with profiler(self.device.torch) as found:
-            spent = self.device.host_seconds(self._step, PROFILED)
+            spent = self.device.host_seconds(self._run_step, PROFILED_STEPS)
         events = found.events()
-        without = max(spent - writing.of(events), _CREDIBLE * spent)
-        return folded(events, writing.times), PROFILED * once / without
+        without = max(spent - writing.total_overhead(events), _MIN_UNPROFILED_FRACTION * spent)
+        return seconds_by_label(events, writing.host_times), PROFILED_STEPS * once / without
 
-    def _step(self) -> None:
-        step(self.trainer, self.batch, Timeline(self.device.torch))
+    def _run_step(self) -> None:
+        training_step(self.trainer, self.batch, PhaseTimer(self.device.torch))
 
 
-def kernels_of(scenario: Scenario) -> Mapping[Kernel, int]:
+def step_kernel_counts(scenario: Scenario) -> Mapping[Kernel, int]:
     """The kernels of the only rank's step, and how often each runs."""
     plan = build_plan(scenario)
-    (program,) = lower(plan, scenario.schedule.order(1, plan.microbatches)).programs
-    blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
+    (program,) = lower_step(plan, scenario.schedule.order(1, plan.microbatches)).programs
+    segments = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
     return Counter(
-        operation.kernel for block in blocks for operation in block.operations if operation.kernel is not None
+        operation.kernel for segment in segments for operation in segment.operations if operation.kernel is not None
     )

@@ -16,47 +16,49 @@ from importlib.util import find_spec
 from subprocess import CalledProcessError
 from typing import Final
 
-_LACKING: Final = (  # words of an error, what they say
+_ERROR_CAUSES: Final = (  # words of an error, what they say
     ("Cannot find a working triton installation", "Triton is not installed, or too old for PyTorch"),
     ("Failed to find C compiler", "there is no C compiler, which Triton needs; install gcc, or name one in CC"),
     ("No working C++ compiler found", "there is no C++ compiler; install g++, or name one in CXX"),
     ("Python.h", "Python's header files are missing, which Triton needs; install python3-dev"),
 )
 _COMPILER: Final = re.compile(r"\b(gcc|cc|clang)\b")
-_BUILD: Final = "the C compiler cannot build what Triton needs; Python's header files (python3-dev) may be missing"
+_BUILD_FAILURE: Final = (
+    "the C compiler cannot build what Triton needs; Python's header files (python3-dev) may be missing"
+)
 
 
-def present() -> bool:
+def is_available() -> bool:
     """Whether kernels for a GPU may be compiled here, as far as can be told without trying."""
-    named = os.environ.get("CC")
-    found = [named] if named else ["gcc", "clang"]
-    return find_spec("triton") is not None and any(shutil.which(item) for item in found)
+    configured = os.environ.get("CC")
+    compilers = [configured] if configured else ["gcc", "clang"]
+    return find_spec("triton") is not None and any(shutil.which(compiler) for compiler in compilers)
 
 
-def lacks(error: BaseException) -> str | None:
+def missing_tool(error: BaseException) -> str | None:
     """Which tool an error of compiling wants, in a sentence; None where it wants none."""
-    for item in _chain(error):
-        if isinstance(item, CalledProcessError) and _COMPILER.search(str(item.cmd)):
-            return f"kernels cannot be compiled: {_BUILD}"
-        for words, what in _LACKING:
-            if words in str(item):
-                return f"kernels cannot be compiled: {what}"
+    for linked in _error_chain(error):
+        if isinstance(linked, CalledProcessError) and _COMPILER.search(str(linked.cmd)):
+            return f"kernels cannot be compiled: {_BUILD_FAILURE}"
+        for pattern, explanation in _ERROR_CAUSES:
+            if pattern in str(linked):
+                return f"kernels cannot be compiled: {explanation}"
     return None
 
 
-def sentence(error: BaseException) -> str:
+def summary_line(error: BaseException) -> str:
     """The line of an error that says most: of the one that another wraps, of the last line where the first has none."""
-    inner = getattr(error, "inner_exception", error)  # of torch._dynamo.exc.BackendCompilerFailed
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    wrapped = getattr(error, "inner_exception", error)  # of torch._dynamo.exc.BackendCompilerFailed
+    lines = [line.strip() for line in str(wrapped).splitlines() if line.strip()]
     if not lines:
-        return type(inner).__name__
+        return type(wrapped).__name__
     return lines[-1] if lines[0].endswith(":") else lines[0]
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error, what it wraps, and what it was raised from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__

@@ -21,28 +21,28 @@ from torch.nn.attention.bias import causal_lower_right
 
 from clustersim.model.training import LossImplementation
 
-EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
-SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
-DROPPED: Final = 0.1  # the usual probability; it changes no time
-CAP: Final = 50.0  # Gemma 2's, of scores; it changes no time
+NORM_EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
+LORA_SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
+DROPOUT_PROBABILITY: Final = 0.1  # the usual probability; it changes no time
+SOFTCAP: Final = 50.0  # Gemma 2's, of scores; it changes no time
 
 
-class Unsupported(Exception):  # noqa: N818 - no error: an outcome that a record keeps
+class UnsupportedKernel(Exception):  # noqa: N818 - no error: an outcome that a record keeps
     """The device or the library has no such kernel; the text says which."""
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Layer norm over the last dimension."""
-    return functional.layer_norm(x, (x.shape[-1],), weight, bias, EPSILON)
+    return functional.layer_norm(x, (x.shape[-1],), weight, bias, NORM_EPSILON)
 
 
 def rmsnorm(x: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
     """RMS norm over the last dimension; unfused as Hugging Face's LlamaRMSNorm, by way of FP32."""
     if fused:
-        return functional.rms_norm(x, (x.shape[-1],), weight, EPSILON)
-    wide = x.float()
-    variance = wide.pow(2).mean(-1, keepdim=True)
-    return weight * (wide * torch.rsqrt(variance + EPSILON)).to(x.dtype)
+        return functional.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
+    x_fp32 = x.float()
+    variance = x_fp32.pow(2).mean(-1, keepdim=True)
+    return weight * (x_fp32 * torch.rsqrt(variance + NORM_EPSILON)).to(x.dtype)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def swiglu(x: Tensor, *, fused: bool) -> Tensor:
     """silu(gate) x up of [..., 2 width], gate first."""
-    return _formula(_swiglu, x, fused=fused)(x)
+    return _maybe_compiled(_swiglu, x, fused=fused)(x)
 
 
 def _swiglu(x: Tensor) -> Tensor:
@@ -62,50 +62,50 @@ def _swiglu(x: Tensor) -> Tensor:
 
 def softcap(x: Tensor, *, fused: bool) -> Tensor:
     """Scores or logits, capped by a tanh (Gemma 2); the cap's value changes no time."""
-    return _formula(_softcap, x, fused=fused)(x)
+    return _maybe_compiled(_softcap, x, fused=fused)(x)
 
 
 def _softcap(x: Tensor) -> Tensor:
-    return CAP * torch.tanh(x / CAP)
+    return SOFTCAP * torch.tanh(x / SOFTCAP)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, fused: bool) -> Tensor:
     """Rotary positions of [..., positions, head_dim], by rotate-half; cos, sin: [positions, head_dim]."""
-    return _formula(_rotary, x, fused=fused)(x, cos, sin)
+    return _maybe_compiled(_rotary, x, fused=fused)(x, cos, sin)
 
 
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + turned * sin
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + rotated * sin
 
 
-def residual(x: Tensor, y: Tensor) -> Tensor:
+def residual_add(x: Tensor, y: Tensor) -> Tensor:
     """The sum of the residual stream and a branch, or of two gradients."""
     return x + y
 
 
-def scaled_sum(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
+def lora_sum(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
     """A frozen layer's result and an adapter's, scaled, as torchtune's LoRALinear adds them."""
-    return _formula(_scaled_sum, x, fused=fused)(x, branch)
+    return _maybe_compiled(_lora_sum, x, fused=fused)(x, branch)
 
 
-def _scaled_sum(x: Tensor, branch: Tensor) -> Tensor:
-    return x + SCALE * branch
+def _lora_sum(x: Tensor, branch: Tensor) -> Tensor:
+    return x + LORA_SCALE * branch
 
 
-def weighted(x: Tensor, weights: Tensor, *, fused: bool) -> Tensor:
+def scale_by_probability(x: Tensor, weights: Tensor, *, fused: bool) -> Tensor:
     """Rows [rows, width], each times its number of [rows, 1]."""
-    return _formula(_weighted, x, fused=fused)(x, weights)
+    return _maybe_compiled(_scale_by_probability, x, fused=fused)(x, weights)
 
 
-def _weighted(x: Tensor, weights: Tensor) -> Tensor:
+def _scale_by_probability(x: Tensor, weights: Tensor) -> Tensor:
     return x * weights
 
 
 def residual_dropout(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
     """The residual stream and what dropout leaves of a branch."""
-    return _formula(_residual_dropout, x, fused=fused)(x, branch)
+    return _maybe_compiled(_residual_dropout, x, fused=fused)(x, branch)
 
 
 def _residual_dropout(x: Tensor, branch: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _residual_dropout(x: Tensor, branch: Tensor) -> Tensor:
 
 def dropout(x: Tensor) -> Tensor:
     """What dropout leaves in training."""
-    return functional.dropout(x, DROPPED, training=True)
+    return functional.dropout(x, DROPOUT_PROBABILITY, training=True)
 
 
 def causal_mask(query: int, key: int, device: torch.device) -> Tensor:
@@ -126,7 +126,7 @@ def softmax(scores: Tensor, mask: Tensor | None = None, *, fused: bool) -> Tenso
     """Softmax of scores [..., query, key] with a causal mask (made here if none is given)."""
     if mask is None:
         mask = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)
-    return _formula(_softmax, scores, fused=fused)(scores, mask)
+    return _maybe_compiled(_softmax, scores, fused=fused)(scores, mask)
 
 
 def _softmax(scores: Tensor, mask: Tensor) -> Tensor:
@@ -146,15 +146,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, form: LossImplementation) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, implementation: LossImplementation) -> Tensor:
     """Mean softmax cross-entropy of logits [tokens, vocabulary] and targets [tokens], in FP32."""
-    match form:
+    match implementation:
         case LossImplementation.TORCH:
             return _cross_entropy(logits, targets)
         case LossImplementation.FUSED | LossImplementation.CHUNKED:  # of all tokens, or of a part of them at a time
-            return _formula(_cross_entropy, logits, fused=True)(logits, targets)
+            return _maybe_compiled(_cross_entropy, logits, fused=True)(logits, targets)
         case LossImplementation.VOCAB_PARALLEL:
-            losses: Tensor = _VocabParallel.apply(logits, targets)  # type: ignore[no-untyped-call]
+            losses: Tensor = _VocabParallelCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
             return losses.mean()
 
 
@@ -162,37 +162,37 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float(), targets)
 
 
-class _VocabParallel(torch.autograd.Function):
+class _VocabParallelCrossEntropy(torch.autograd.Function):
     """Megatron-LM's loss of each token, on a rank that has the whole vocabulary."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         # A copy also of FP32 logits: Megatron's own writes over what it was given.
-        wide = logits.float() if logits.dtype is not torch.float32 else logits.clone()
-        wide -= wide.max(dim=-1)[0].unsqueeze(-1)
-        rows = torch.arange(len(targets), device=targets.device)
-        predicted = wide[rows, targets]
-        torch.exp(wide, out=wide)
-        total = wide.sum(dim=-1)
-        wide.div_(total.unsqueeze(-1))
-        ctx.save_for_backward(wide, targets)
+        logits_fp32 = logits.float() if logits.dtype is not torch.float32 else logits.clone()
+        logits_fp32 -= logits_fp32.max(dim=-1)[0].unsqueeze(-1)
+        token_indices = torch.arange(len(targets), device=targets.device)
+        predicted = logits_fp32[token_indices, targets]
+        torch.exp(logits_fp32, out=logits_fp32)
+        total = logits_fp32.sum(dim=-1)
+        logits_fp32.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(logits_fp32, targets)
         return torch.log(total) - predicted
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         saved, targets = ctx.saved_tensors
-        wide = saved.data  # written over, as Megatron does; .data, so that a graph that is kept can be run again
-        wide[torch.arange(len(targets), device=targets.device), targets] -= 1.0
-        wide.mul_(gradients[0].unsqueeze(-1))
-        return wide, None
+        gradient = saved.data  # written over, as Megatron does; .data, so that a graph that is kept can be run again
+        gradient[torch.arange(len(targets), device=targets.device), targets] -= 1.0
+        gradient.mul_(gradients[0].unsqueeze(-1))
+        return gradient, None
 
 
-def _formula(formula: Callable[..., Tensor], x: Tensor, *, fused: bool) -> Callable[..., Tensor]:
+def _maybe_compiled(formula: Callable[..., Tensor], x: Tensor, *, fused: bool) -> Callable[..., Tensor]:
     """The formula as it stands, or as one compiled kernel."""
     if not fused:
         return formula
     if not x.is_cuda:
-        raise Unsupported(f"{formula.__name__.strip('_')}: PyTorch has no fused kernel for it on a CPU")
+        raise UnsupportedKernel(f"{formula.__name__.strip('_')}: PyTorch has no fused kernel for it on a CPU")
     return compiled(formula)
 
 
@@ -201,17 +201,19 @@ def compiled(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A formula as PyTorch compiles it in a training run: for operands of these sizes, and for no others."""
     variants: dict[Any, Callable[..., Tensor]] = {}
 
-    def run(*operands: Tensor) -> Tensor:
-        forms = tuple((operand.shape, operand.stride(), operand.dtype, operand.requires_grad) for operand in operands)
-        form = torch.is_grad_enabled(), forms
-        if form not in variants:
-            variants[form] = torch.compile(_copied(formula), dynamic=False, fullgraph=True)
-        return variants[form](*operands)
+    def call(*operands: Tensor) -> Tensor:
+        operand_forms = tuple(
+            (operand.shape, operand.stride(), operand.dtype, operand.requires_grad) for operand in operands
+        )
+        signature = torch.is_grad_enabled(), operand_forms
+        if signature not in variants:
+            variants[signature] = torch.compile(_copy_function(formula), dynamic=False, fullgraph=True)
+        return variants[signature](*operands)
 
-    return run
+    return call
 
 
-def _copied(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _copy_function(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same with code of its own, to which PyTorch keeps what it has compiled.
 
     Of one function the second form would be compiled for sizes that are not known (automatic dynamic shapes), which

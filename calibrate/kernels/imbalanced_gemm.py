@@ -12,68 +12,69 @@ import torch
 
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action
-from calibrate.imbalanced_shares import VARIATIONS, whole_rows
-from calibrate.kernels.measure import Preparation, distinct, row, timed
+from calibrate.imbalanced_shares import VARIATIONS, integer_shares
+from calibrate.kernels.measure import ActionFactory, distinct_kernels, measure_kernel, time_kernel
 from calibrate.kernels.pytorch_ops import grouped_gemm
-from calibrate.kernels.pytorch_ops.scaled_matmul import BLOCKS
-from calibrate.kernels.timing import Method
+from calibrate.kernels.pytorch_ops.scaled_matmul import ALIGNMENTS
+from calibrate.kernels.timing import MeasurementMethod
 from clustersim.cost.calibration_record import CalibrationRecord, ImbalancedGemmSample, KernelSignature, signature_of
 from clustersim.model.kernels import GROUPED_MATMUL_KINDS, Kernel, MatmulLayout, MatmulShape
 
-Asked = tuple[Kernel, tuple[int, ...]]
+ImbalancedCase = tuple[Kernel, tuple[int, ...]]
 
 
-def uneven(kernels: Iterable[Kernel]) -> list[Asked]:
+def imbalanced_cases(kernels: Iterable[Kernel]) -> list[ImbalancedCase]:
     """The heaviest products of experts, and rows of their groups."""
     heaviest: dict[tuple[object, ...], Kernel] = {}
-    for kernel in distinct(kernels):
+    for kernel in distinct_kernels(kernels):
         match kernel.shape:
             case MatmulShape(batch=groups) as shape if kernel.kind in GROUPED_MATMUL_KINDS and groups > 1:
                 key = kernel.kind, kernel.dtype, shape.operands, shape.accumulated
                 if key not in heaviest or kernel.flops > heaviest[key].flops:
                     heaviest[key] = kernel
-    return [(kernel, _rows(kernel, variation)) for kernel in heaviest.values() for variation in VARIATIONS]
+    return [(kernel, _group_sizes(kernel, variation)) for kernel in heaviest.values() for variation in VARIATIONS]
 
 
-def missing(kernels: Iterable[Kernel], record: CalibrationRecord) -> list[Asked]:
+def missing_cases(kernels: Iterable[Kernel], record: CalibrationRecord) -> list[ImbalancedCase]:
     """Those that a record lacks, and whose even kernel it has a time of."""
-    known = {
-        (imbalanced_gemm_sample.kernel.signature, imbalanced_gemm_sample.rows)
-        for imbalanced_gemm_sample in record.uneven
-    }
-    timed: set[KernelSignature | None] = {
-        kernel_sample.signature for kernel_sample in record.kernels if kernel_sample.time is not None
+    measured = {(sample.kernel.signature, sample.rows) for sample in record.uneven}
+    timed_signatures: set[KernelSignature | None] = {
+        sample.signature for sample in record.kernels if sample.time is not None
     }
     return [
-        (kernel, rows)
-        for kernel, rows in uneven(kernels)
-        if signature_of(kernel) in timed and (signature_of(kernel), rows) not in known
+        (kernel, group_sizes)
+        for kernel, group_sizes in imbalanced_cases(kernels)
+        if signature_of(kernel) in timed_signatures and (signature_of(kernel), group_sizes) not in measured
     ]
 
 
-def uneven_rows(asked: Iterable[Asked], device: TorchDevice, method: Method) -> Iterator[ImbalancedGemmSample]:
+def measure_imbalanced(
+    cases: Iterable[ImbalancedCase], device: TorchDevice, method: MeasurementMethod
+) -> Iterator[ImbalancedGemmSample]:
     """Each of them measured; the even kernel's row says where the device cannot run it."""
-    for kernel, rows in asked:
-        even = row(kernel, device, method)
-        if even.time is not None:
-            time, _ = timed(kernel, device, method, _preparing(rows))
-            device.release()
-            yield ImbalancedGemmSample(even, rows, time)
+    for kernel, group_sizes in cases:
+        balanced = measure_kernel(kernel, device, method)
+        if balanced.time is not None:
+            statistics, _ = time_kernel(kernel, device, method, _action_factory(group_sizes))
+            device.release_memory()
+            yield ImbalancedGemmSample(balanced, group_sizes, statistics)
 
 
-def _preparing(rows: Sequence[int]) -> Preparation:
+def _action_factory(group_sizes: Sequence[int]) -> ActionFactory:
     def prepare(kernel: Kernel, device: torch.device) -> Action:
         if not isinstance(kernel.shape, MatmulShape):
             raise TypeError(f"{kernel.name} has no sizes")
-        return grouped_gemm.prepare(kernel, kernel.shape, device, rows)
+        return grouped_gemm.prepare_grouped(kernel, kernel.shape, device, group_sizes)
 
     return prepare
 
 
-def _rows(kernel: Kernel, variation: float) -> tuple[int, ...]:
+def _group_sizes(kernel: Kernel, variation: float) -> tuple[int, ...]:
     shape = kernel.shape
     if not isinstance(shape, MatmulShape):
         raise TypeError(f"{kernel.name} has no sizes")
-    each = shape.k if shape.operands is MatmulLayout.TN else shape.m
-    block = BLOCKS.get(kernel.dtype, 1)
-    return tuple(block * many for many in whole_rows(shape.batch, variation, each * shape.batch // block))
+    mean_size = shape.k if shape.operands is MatmulLayout.TN else shape.m
+    block = ALIGNMENTS.get(kernel.dtype, 1)
+    return tuple(
+        block * block_count for block_count in integer_shares(shape.batch, variation, mean_size * shape.batch // block)
+    )

@@ -1,7 +1,7 @@
 """How is a user told how far measuring is, and how long it will take?
 
 A bar on stderr where that is a terminal, else a line every ten seconds and one at the end. What is counted has a bar of
-things done (`shown`), what lasts until its time is up one of time (`lasting`).
+things done (`count_progress`), what lasts until its time is up one of time (`time_progress`).
 """
 
 import sys
@@ -18,90 +18,99 @@ if TYPE_CHECKING:
 Advance = Callable[[str], None]
 """Says that one more is done, and what is next."""
 
-Say = Callable[[str], None]
+ShowStatus = Callable[[str], None]
 """Says what goes on."""
 
-_PATIENCE: Final = 10.0  # seconds between lines
+_LINE_INTERVAL: Final = 10.0  # seconds between lines
 
 
 @contextmanager
-def shown(what: str, total: int, stream: TextIO | None = None) -> Iterator[Advance]:
+def count_progress(title: str, total: int, stream: TextIO | None = None) -> Iterator[Advance]:
     """Show how many of so many things are done while the block runs."""
-    out = sys.stderr if stream is None else stream
-    if not out.isatty():
-        yield _Lines(what, total, out).advance
+    output = sys.stderr if stream is None else stream
+    if not output.isatty():
+        yield _ProgressLines(title, total, output).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=out), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda following: bar.update(task, advance=1, description=f"{what} {following:<32.32}")
+    with Progress(*columns, console=Console(file=output), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda following: bar.update(task, advance=1, description=f"{title} {following:<32.32}")
 
 
 @contextmanager
-def lasting(what: str, seconds: Seconds, stream: TextIO | None = None) -> Iterator[Say]:
+def time_progress(title: str, seconds: Seconds, stream: TextIO | None = None) -> Iterator[ShowStatus]:
     """Show how much of a time has passed while the block runs, which ends then or before."""
-    out = sys.stderr if stream is None else stream
-    if not out.isatty():
-        yield _NowAndThen(what, out).say
+    output = sys.stderr if stream is None else stream
+    if not output.isatty():
+        yield _StatusLines(title, output).show
         return
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), _passed(), TimeElapsedColumn(), TextColumn("of {task.fields[most]}"))
-    with Progress(*columns, console=Console(file=out), transient=True) as bar:
-        task = bar.add_task(what, total=seconds, most=format_seconds(_rounded(seconds)))
-        yield lambda text: bar.update(task, description=f"{what} {text:<32.32}")
+    columns = (
+        TextColumn("{task.description}"),
+        _elapsed_time_bar(),
+        TimeElapsedColumn(),
+        TextColumn("of {task.fields[most]}"),
+    )
+    with Progress(*columns, console=Console(file=output), transient=True) as bar:
+        task = bar.add_task(title, total=seconds, most=format_seconds(_round_seconds(seconds)))
+        yield lambda text: bar.update(task, description=f"{title} {text:<32.32}")
 
 
-def _passed() -> "ProgressColumn":
+def _elapsed_time_bar() -> "ProgressColumn":
     """A bar of the time that has passed, drawn again by rich's own thread."""
     from rich.progress import ProgressColumn, Task
     from rich.progress_bar import ProgressBar
 
-    class Passed(ProgressColumn):
+    class ElapsedTimeBar(ProgressColumn):
         def render(self, task: Task) -> ProgressBar:
             total = task.total or 1.0
             return ProgressBar(total=total, completed=min(total, task.elapsed or 0.0), width=40)
 
-    return Passed()
+    return ElapsedTimeBar()
 
 
-class _NowAndThen:
+class _StatusLines:
     """A line every few seconds."""
 
-    def __init__(self, what: str, out: TextIO) -> None:
-        self._what, self._out, self._said = what, out, monotonic()
+    def __init__(self, title: str, out: TextIO) -> None:
+        self._title, self._output, self._last_printed = title, out, monotonic()
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Say it, if nothing was said for a while."""
-        if monotonic() - self._said < _PATIENCE:
+        if monotonic() - self._last_printed < _LINE_INTERVAL:
             return
-        self._said = monotonic()
-        print(f"{self._what}: {text}", file=self._out, flush=True)
+        self._last_printed = monotonic()
+        print(f"{self._title}: {text}", file=self._output, flush=True)
 
 
-class _Lines:
+class _ProgressLines:
     """Plain lines."""
 
-    def __init__(self, what: str, total: int, out: TextIO) -> None:
-        self._what, self._total, self._out = what, total, out
+    def __init__(self, title: str, total: int, out: TextIO) -> None:
+        self._title, self._total, self._output = title, total, out
         self._done = 0
-        self._began = self._said = monotonic()
+        self._started = self._last_printed = monotonic()
 
     def advance(self, following: str) -> None:
         """One more is done; say so if nothing was said for a while, or if it was the last."""
         self._done += 1
         now = monotonic()
-        if self._done < self._total and now - self._said < _PATIENCE:
+        if self._done < self._total and now - self._last_printed < _LINE_INTERVAL:
             return
-        self._said = now
-        left = (now - self._began) / self._done * (self._total - self._done)
-        rest = f", about {format_seconds(_rounded(left))} left, next {following}" if self._done < self._total else ""
-        print(f"{self._what}: {self._done} of {self._total}{rest}", file=self._out, flush=True)
+        self._last_printed = now
+        remaining_seconds = (now - self._started) / self._done * (self._total - self._done)
+        estimate = (
+            f", about {format_seconds(_round_seconds(remaining_seconds))} left, next {following}"
+            if self._done < self._total
+            else ""
+        )
+        print(f"{self._title}: {self._done} of {self._total}{estimate}", file=self._output, flush=True)
 
 
-def _rounded(seconds: Seconds) -> Seconds:
+def _round_seconds(seconds: Seconds) -> Seconds:
     return float(round(seconds))

@@ -12,96 +12,96 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_BIAS: Final = 127  # of an exponent of eight bits
-_SMALLEST: Final = 1e-12  # of what is divided by, where all that share a scale is zero
+_EXPONENT_BIAS: Final = 127  # of an exponent of eight bits
+_MIN_AMAX: Final = 1e-12  # of what is divided by, where all that share a scale is zero
 
-Copies = tuple[Tensor, ...]
+QuantizedTensors = tuple[Tensor, ...]
 """Numbers and scales, one copy behind the other."""
 
 
-def known(x: Tensor, scale: Tensor, like: Tensor) -> Copies:
+def delayed_scaling(x: Tensor, scale: Tensor, target: Tensor) -> QuantizedTensors:
     """With the scale of the tensor that earlier steps gave."""
-    return (_saturated(x.float() * scale, like),)
+    return (_saturating_cast(x.float() * scale, target),)
 
 
-def known_both(x: Tensor, scale: Tensor, like: Tensor) -> Copies:
+def delayed_scaling_transposed(x: Tensor, scale: Tensor, target: Tensor) -> QuantizedTensors:
     """The same, along columns, too."""
-    made = _saturated(x.float() * scale, like)
-    return made, made.t().contiguous()
+    quantized = _saturating_cast(x.float() * scale, target)
+    return quantized, quantized.t().contiguous()
 
 
-def searched(x: Tensor, like: Tensor) -> Copies:
+def current_scaling(x: Tensor, target: Tensor) -> QuantizedTensors:
     """With a scale of the tensor, which is found first."""
-    scale = _largest(like) / x.abs().amax().float().clamp(min=_SMALLEST)
-    return _saturated(x.float() * scale, like), scale
+    scale = _max_value(target) / x.abs().amax().float().clamp(min=_MIN_AMAX)
+    return _saturating_cast(x.float() * scale, target), scale
 
 
-def searched_both(x: Tensor, like: Tensor) -> Copies:
+def current_scaling_transposed(x: Tensor, target: Tensor) -> QuantizedTensors:
     """The same, along columns, too."""
-    made, scale = searched(x, like)
-    return made, scale, made.t().contiguous()
+    quantized, scale = current_scaling(x, target)
+    return quantized, scale, quantized.t().contiguous()
 
 
-def transposed(numbers: Tensor) -> Copies:
+def transpose_copy(values: Tensor) -> QuantizedTensors:
     """The copy along columns of one along rows."""
-    return (numbers.t().contiguous(),)
+    return (values.t().contiguous(),)
 
 
-def rows(x: Tensor, like: Tensor) -> Copies:
+def rowwise(x: Tensor, target: Tensor) -> QuantizedTensors:
     """With a scale of each row."""
-    return _shared(x.unsqueeze(1), like)
+    return _quantize_groups(x.unsqueeze(1), target)
 
 
-def columns(x: Tensor, like: Tensor) -> Copies:
+def columnwise(x: Tensor, target: Tensor) -> QuantizedTensors:
     """With a scale of each column."""
-    return _shared(x.t().unsqueeze(1), like)
+    return _quantize_groups(x.t().unsqueeze(1), target)
 
 
-def rows_both(x: Tensor, like: Tensor) -> Copies:
+def rowwise_and_columnwise(x: Tensor, target: Tensor) -> QuantizedTensors:
     """With scales of rows, and with scales of columns."""
-    return *rows(x, like), *columns(x, like)
+    return *rowwise(x, target), *columnwise(x, target)
 
 
-def blocks(x: Tensor, like: Tensor) -> Copies:
+def blockwise(x: Tensor, target: Tensor) -> QuantizedTensors:
     """With scales of 128 of a row."""
-    return _shared(_parts(x, 128), like)
+    return _quantize_groups(_split_blocks(x, 128), target)
 
 
-def blocks_both(x: Tensor, like: Tensor) -> Copies:
+def blockwise_transposed(x: Tensor, target: Tensor) -> QuantizedTensors:
     """The same, and of 128 of a column."""
-    return *blocks(x, like), *blocks(x.t(), like)
+    return *blockwise(x, target), *blockwise(x.t(), target)
 
 
-def microscaled(x: Tensor, like: Tensor) -> Copies:
+def mx_scaling(x: Tensor, target: Tensor) -> QuantizedTensors:
     """With powers of two as scales of 32 of a row."""
-    parts = _parts(x, 32).float()
-    largest = parts.abs().amax(-1, keepdim=True).clamp(min=_SMALLEST)
-    exponents = torch.ceil(torch.log2(largest / _largest(like)))
-    made = _saturated(parts * torch.exp2(-exponents), like).flatten(-2).contiguous()
-    return made, (exponents.squeeze(-1) + _BIAS).to(torch.uint8)
+    groups = _split_blocks(x, 32).float()
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=_MIN_AMAX)
+    exponents = torch.ceil(torch.log2(amax / _max_value(target)))
+    quantized = _saturating_cast(groups * torch.exp2(-exponents), target).flatten(-2).contiguous()
+    return quantized, (exponents.squeeze(-1) + _EXPONENT_BIAS).to(torch.uint8)
 
 
-def microscaled_both(x: Tensor, like: Tensor) -> Copies:
+def mx_scaling_transposed(x: Tensor, target: Tensor) -> QuantizedTensors:
     """The same, and of 32 of a column."""
-    return *microscaled(x, like), *microscaled(x.t(), like)
+    return *mx_scaling(x, target), *mx_scaling(x.t(), target)
 
 
-def _parts(x: Tensor, block: int) -> Tensor:
+def _split_blocks(x: Tensor, block: int) -> Tensor:
     """[rows, blocks of a row, numbers of a block]."""
-    made: Tensor = torch.unflatten(x, -1, (-1, block))
-    return made
+    unflattened: Tensor = torch.unflatten(x, -1, (-1, block))
+    return unflattened
 
 
-def _shared(parts: Tensor, like: Tensor) -> Copies:
+def _quantize_groups(groups: Tensor, target: Tensor) -> QuantizedTensors:
     """Of [rows, parts of a row, numbers that share a scale]: [rows, numbers] and scales [rows, parts]."""
-    wide = parts.float()
-    scales = wide.abs().amax(-1, keepdim=True).clamp(min=_SMALLEST) / _largest(like)
-    return _saturated(wide / scales, like).flatten(-2).contiguous(), scales.squeeze(-1)
+    groups_fp32 = groups.float()
+    scales = groups_fp32.abs().amax(-1, keepdim=True).clamp(min=_MIN_AMAX) / _max_value(target)
+    return _saturating_cast(groups_fp32 / scales, target).flatten(-2).contiguous(), scales.squeeze(-1)
 
 
-def _saturated(x: Tensor, like: Tensor) -> Tensor:
-    return x.clamp(-_largest(like), _largest(like)).to(like.dtype)
+def _saturating_cast(x: Tensor, target: Tensor) -> Tensor:
+    return x.clamp(-_max_value(target), _max_value(target)).to(target.dtype)
 
 
-def _largest(like: Tensor) -> float:
-    return torch.finfo(like.dtype).max
+def _max_value(target: Tensor) -> float:
+    return torch.finfo(target.dtype).max

@@ -11,14 +11,22 @@ from time import monotonic
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
-from calibrate.devices.gpu_variation import gpu_rows
-from calibrate.kernels.copy_benchmark import copies, launch_interval
-from calibrate.kernels.copy_interference import SIZES, beside_copy, typical_kernel, usual_kernel
-from calibrate.kernels.kernel_grid import ROUGHLY, Pace, grid, in_format, of_presets, of_scenarios, one_of
-from calibrate.kernels.measure import distinct, row
+from calibrate.devices.gpu_variation import measure_gpu_variation
+from calibrate.kernels.copy_benchmark import measure_copies, measure_launch_interval
+from calibrate.kernels.copy_interference import MATMUL_SIZES, measure_copy_interference, square_matmul, typical_kernel
+from calibrate.kernels.kernel_grid import (
+    DEFAULT_RATES,
+    DeviceRates,
+    grid_kernels,
+    kernel_format,
+    preset_kernels,
+    probe_matmul,
+    scenario_kernels,
+)
+from calibrate.kernels.measure import distinct_kernels, measure_kernel
 from calibrate.kernels.progress import Advance
-from calibrate.kernels.session import Parts, Session, measured
-from calibrate.kernels.timing import QUICK, Method
+from calibrate.kernels.session import KernelSession, TimeBudget, measure_within_budget
+from calibrate.kernels.timing import QUICK, MeasurementMethod
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
@@ -33,34 +41,34 @@ from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
 
-_GPU: Final = (
+_GPU_FORMATS: Final = (
     DType.BF16,
     DType.FP16,
     DType.TF32,
     DType.FP32,
     *LOW_PRECISION_DTYPES,
 )  # formats of a grid, the most used first
-_CPU: Final = (DType.FP32, DType.BF16)
-_GRID_PART: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
-_COPYING: Final = 0.2  # seconds for each copy
+_CPU_FORMATS: Final = (DType.FP32, DType.BF16)
+_MAX_BUDGET_FRACTION: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
+_COPY_SECONDS: Final = 0.2  # seconds for each copy
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class KernelRequest:
     """What is asked for: scenarios, models, the grid; budget: for kernels; formats: of the grid, none: all usual."""
 
     scenarios: Sequence[Scenario]
     presets: Sequence[str]
-    grid: bool
+    include_grid: bool
     budget: Seconds
     formats: tuple[DType, ...] = ()
 
 
-def measure(
+def measure_kernels(
     kernels: Sequence[Kernel],
     device: TorchDevice,
     *,
-    method: Method | None = None,
+    method: MeasurementMethod | None = None,
     budget: Seconds | None = None,
     advance: Advance | None = None,
 ) -> list[KernelSample]:
@@ -69,80 +77,85 @@ def measure(
     method: `timing.Method()` if none is given, `timing.QUICK` for a comparison within one run; budget: seconds for all
     of them (none: as long as the method takes); advance: is called after each with the name of the kernel.
     """
-    rows = {}
-    for made in measured(kernels, device, Parts(budget, ROUGHLY.seconds), method or Method()):
-        rows[made.signature] = made
+    by_signature = {}
+    for sample in measure_within_budget(
+        kernels, device, TimeBudget(budget, DEFAULT_RATES.kernel_seconds), method or MeasurementMethod()
+    ):
+        by_signature[sample.signature] = sample
         if advance is not None:
-            advance(made.name)
-    return [rows[known] for known in dict.fromkeys(map(signature_of, kernels)) if known in rows]
+            advance(sample.name)
+    return [by_signature[key] for key in dict.fromkeys(map(signature_of, kernels)) if key in by_signature]
 
 
-def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
+def requested_kernels(request: KernelRequest, device: TorchDevice) -> list[Kernel]:
     """Everything that was asked for, each signature once."""
-    kernels = [*of_scenarios(wishes.scenarios), *of_presets(wishes.presets)]
-    if wishes.grid:
-        kernels += _grid(wishes, device)
-    return distinct(kernels)
+    kernels = [*scenario_kernels(request.scenarios), *preset_kernels(request.presets)]
+    if request.include_grid:
+        kernels += _grid_kernels(request, device)
+    return distinct_kernels(kernels)
 
 
-def _grid(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
+def _grid_kernels(request: KernelRequest, device: TorchDevice) -> list[Kernel]:
     """The grid in the formats that are wished for, and a product of each that the device lacks."""
-    usual = _CPU if _is_cpu(device) else _GPU
-    wanted = wishes.formats or usual
-    there = [dtype for dtype in dict.fromkeys((*usual, *wanted)) if device.supports(dtype)]
-    found = grid(there, pace(device, there[0]), wishes.budget * _GRID_PART)
-    lacking = (one_of(dtype) for dtype in wanted if dtype not in there)
-    return [*(kernel for kernel in found if not wishes.formats or in_format(kernel) in wanted), *lacking]
+    defaults = _CPU_FORMATS if _is_cpu(device) else _GPU_FORMATS
+    requested = request.formats or defaults
+    supported = [dtype for dtype in dict.fromkeys((*defaults, *requested)) if device.supports(dtype)]
+    kernels = grid_kernels(supported, measure_rough_rates(device, supported[0]), request.budget * _MAX_BUDGET_FRACTION)
+    unsupported = (probe_matmul(dtype) for dtype in requested if dtype not in supported)
+    return [*(kernel for kernel in kernels if not request.formats or kernel_format(kernel) in requested), *unsupported]
 
 
-def failing(record: CalibrationRecord) -> frozenset[KernelSignature]:
+def failed_signatures(record: CalibrationRecord) -> frozenset[KernelSignature]:
     """Kernels after which the device was lost; they are not run again."""
-    return frozenset(row.signature for row in record.kernels if row.outcome is MeasurementOutcome.FAILED)
+    return frozenset(sample.signature for sample in record.kernels if sample.outcome is MeasurementOutcome.FAILED)
 
 
-def pace(device: TorchDevice, dtype: DType, failed: Container[KernelSignature | None] = ()) -> Pace:
+def measure_rough_rates(
+    device: TorchDevice, dtype: DType, failed_signatures: Container[KernelSignature | None] = ()
+) -> DeviceRates:
     """How fast the device is, by one product and one sum; roughly, where one of them has failed."""
-    size = SIZES[device.torch.type]
-    product = usual_kernel(dtype, size)
-    total = memory_bound.GRADIENT_SUM.forward_kernel(
+    size = MATMUL_SIZES[device.torch.type]
+    matmul = square_matmul(dtype, size)
+    reduction = memory_bound.GRADIENT_SUM.forward_kernel(
         "pace.sum", dtype, memory_bound.GRADIENT_SUM.shape_for(2 * size, 2 * size)
     )
     flops, bandwidth = (
-        None if signature_of(kernel) in failed else row(kernel, device, QUICK).time for kernel in (product, total)
+        None if signature_of(kernel) in failed_signatures else measure_kernel(kernel, device, QUICK).time
+        for kernel in (matmul, reduction)
     )
-    return Pace(
-        ROUGHLY.flops if flops is None else product.flops / flops.seconds,
-        ROUGHLY.bandwidth if bandwidth is None else total.bytes / bandwidth.seconds,
+    return DeviceRates(
+        DEFAULT_RATES.flops if flops is None else matmul.flops / flops.seconds,
+        DEFAULT_RATES.bandwidth if bandwidth is None else reduction.bytes / bandwidth.seconds,
     )
 
 
-def measure_machine(session: Session, device: TorchDevice, method: Method, seconds: Seconds) -> None:
+def measure_device(session: KernelSession, device: TorchDevice, method: MeasurementMethod, seconds: Seconds) -> None:
     """The launch interval, a matmul beside a copy, the node's GPUs, and copies for so many seconds; each once."""
-    known = session.gathered()
-    empty = CalibrationRecord(known.device, known.conditions)
-    if known.launch_interval is None:
-        session.extend(replace(empty, launch_interval=launch_interval(device)))
-    typical = typical_kernel(device)
-    if not any(interference_sample.beside == COPY for interference_sample in known.beside) and signature_of(
-        typical
-    ) not in failing(known):
-        found = beside_copy(typical, device, method)
-        session.extend(replace(empty, beside=() if found is None else (found,)))
-    if not (known.gpus or _is_cpu(device)):
-        session.extend(replace(empty, gpus=gpu_rows(device)))
-    there, began = {(copy.route, copy.bytes) for copy in known.copies}, monotonic()
-    for copied in copies(device, replace(method, seconds=_COPYING), there):
-        session.extend(replace(empty, copies=(copied,)))
-        if monotonic() - began > seconds:
+    record = session.merged_record()
+    empty = CalibrationRecord(record.device, record.conditions)
+    if record.launch_interval is None:
+        session.extend(replace(empty, launch_interval=measure_launch_interval(device)))
+    kernel = typical_kernel(device)
+    if not any(interference_sample.beside == COPY for interference_sample in record.beside) and signature_of(
+        kernel
+    ) not in failed_signatures(record):
+        interference = measure_copy_interference(kernel, device, method)
+        session.extend(replace(empty, beside=() if interference is None else (interference,)))
+    if not (record.gpus or _is_cpu(device)):
+        session.extend(replace(empty, gpus=measure_gpu_variation(device)))
+    measured_copies, started = {(copy.route, copy.bytes) for copy in record.copies}, monotonic()
+    for copy_sample in measure_copies(device, replace(method, max_seconds=_COPY_SECONDS), measured_copies):
+        session.extend(replace(empty, copies=(copy_sample,)))
+        if monotonic() - started > seconds:
             break
     session.save()
 
 
-def has_machine(record: CalibrationRecord, device: TorchDevice) -> bool:
-    """Whether a record has what `measure_machine` measures."""
-    failed = signature_of(typical_kernel(device)) in failing(record)
-    beside = failed or any(interference_sample.beside == COPY for interference_sample in record.beside)
-    return bool(record.launch_interval and record.copies and beside and (record.gpus or _is_cpu(device)))
+def has_device_samples(record: CalibrationRecord, device: TorchDevice) -> bool:
+    """Whether a record has what `measure_device` measures."""
+    failed = signature_of(typical_kernel(device)) in failed_signatures(record)
+    has_interference = failed or any(interference_sample.beside == COPY for interference_sample in record.beside)
+    return bool(record.launch_interval and record.copies and has_interference and (record.gpus or _is_cpu(device)))
 
 
 def _is_cpu(device: TorchDevice) -> bool:

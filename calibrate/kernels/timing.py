@@ -14,18 +14,18 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.devices.sample_statistics import NORMAL, OUTLYING, deviation, spread
+from calibrate.devices.sample_statistics import MAD_TO_STD, OUTLIER_STDS, robust_std, time_statistics
 from calibrate.devices.stopwatch import Action, Stopwatch
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TimeStatistics
 
-__all__ = ["QUICK", "Method", "measure", "spread"]
+__all__ = ["QUICK", "MeasurementMethod", "measure_action", "time_statistics"]
 
 _MEDIAN_ERROR: Final = 1.2533  # standard error of a median over that of a mean, of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class MeasurementMethod:
     """How much is measured.
 
     seconds: spent on samples, at most (but for the least number of samples); sample: that one lasts, at least; batch:
@@ -33,57 +33,59 @@ class Method:
     least, where the seconds are enough; cold: operands are not in a cache.
     """
 
-    seconds: Seconds = 0.5
-    sample: Seconds = 5e-3
-    batch: int = 512
-    least: int = 5
-    most: int = 200
-    span: Seconds = 0.2
-    error: float = 2e-3
-    cold: bool = True
+    max_seconds: Seconds = 0.5
+    min_sample_seconds: Seconds = 5e-3
+    max_runs_per_sample: int = 512
+    min_samples: int = 5
+    max_samples: int = 200
+    min_span_seconds: Seconds = 0.2
+    target_error: float = 2e-3
+    cold_cache: bool = True
 
     def __str__(self) -> str:
         """The method in a sentence, as records keep it."""
-        operands = "rotated through more memory than the caches hold, or flushed" if self.cold else "warm"
+        operands = "rotated through more memory than the caches hold, or flushed" if self.cold_cache else "warm"
         return (
-            f"random normal operands, {operands}; run until no faster, then {self.least} to {self.most} samples of at "
-            f"least {self.sample * 1e3:g} ms (or one run) each over {self.span:g} s; median, 5th and 95th "
-            f"percentile; samples beyond {OUTLYING:g} x {NORMAL} median absolute deviations dropped"
+            f"random normal operands, {operands}; run until no faster, then {self.min_samples} to {self.max_samples} samples of at "
+            f"least {self.min_sample_seconds * 1e3:g} ms (or one run) each over {self.min_span_seconds:g} s; median, 5th and 95th "
+            f"percentile; samples beyond {OUTLIER_STDS:g} x {MAD_TO_STD} median absolute deviations dropped"
         )
 
 
-QUICK: Final = Method(seconds=0.05, least=3, most=20, error=0.01)
+QUICK: Final = MeasurementMethod(max_seconds=0.05, min_samples=3, max_samples=20, target_error=0.01)
 """Good enough for a comparison within one run."""
 
 
-def measure(watch: Stopwatch, action: Action, method: Method, *, round_of: int = 1) -> TimeStatistics:
+def measure_action(
+    stopwatch: Stopwatch, action: Action, method: MeasurementMethod, *, rotation_length: int = 1
+) -> TimeStatistics:
     """Time an action; round_of: runs after which it starts over with the same operands."""
-    once = _warm(watch, action, round_of)
-    repeats = max(1, min(method.batch, math.ceil(method.sample / once)))
+    run_seconds = _warm_up(stopwatch, action, rotation_length)
+    runs = max(1, min(method.max_runs_per_sample, math.ceil(method.min_sample_seconds / run_seconds)))
     samples: list[Seconds] = []
-    began = watch.now()
-    while not _enough(samples, watch.now() - began, method):
-        samples.append(watch.time(action, repeats) / repeats)
-    return spread(samples)
+    started = stopwatch.now()
+    while not _is_sampled(samples, stopwatch.now() - started, method):
+        samples.append(stopwatch.time(action, runs) / runs)
+    return time_statistics(samples)
 
 
-def _warm(watch: Stopwatch, action: Action, round_of: int) -> Seconds:
+def _warm_up(stopwatch: Stopwatch, action: Action, rotation_length: int) -> Seconds:
     """Run a round after the other until one is not much faster than that before; seconds of one run."""
-    before = watch.time(action, round_of)
-    while (now := watch.time(action, round_of)) < 0.9 * before:
-        before = now
-    return max(now / round_of, 1e-9)
+    previous = stopwatch.time(action, rotation_length)
+    while (current := stopwatch.time(action, rotation_length)) < 0.9 * previous:
+        previous = current
+    return max(current / rotation_length, 1e-9)
 
 
-def _enough(samples: Sequence[Seconds], spent: Seconds, method: Method) -> bool:
-    if len(samples) < method.least:
-        return len(samples) >= 1 and spent > 10.0 * method.seconds
-    if spent >= method.seconds:
+def _is_sampled(samples: Sequence[Seconds], elapsed: Seconds, method: MeasurementMethod) -> bool:
+    if len(samples) < method.min_samples:
+        return len(samples) >= 1 and elapsed > 10.0 * method.max_seconds
+    if elapsed >= method.max_seconds:
         return True
-    if spent < method.span:
+    if elapsed < method.min_span_seconds:
         return False
-    if len(samples) >= method.most:
+    if len(samples) >= method.max_samples:
         return True
-    every = np.array(samples)
-    error = _MEDIAN_ERROR * deviation(every) / math.sqrt(len(every))
-    return bool(error <= method.error * np.median(every))
+    times = np.array(samples)
+    error = _MEDIAN_ERROR * robust_std(times) / math.sqrt(len(times))
+    return bool(error <= method.target_error * np.median(times))

@@ -24,11 +24,11 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.collectives.record_update import added
+from calibrate.collectives.record_update import add_to_record
 from calibrate.collectives.tables import fit_table
-from calibrate.fit.alpha_beta import fit_calls
+from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.nccl_tests.json_reader import read_json
-from calibrate.nccl_tests.run import Place, Run, Sample
+from calibrate.nccl_tests.run import NcclTestsRun, NcclTestsSample, TestedGpu
 from calibrate.nccl_tests.text_reader import read_text
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError, format_value, suggest_nearest
@@ -43,11 +43,11 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.cluster import Cluster, load_cluster
-from clustersim.interop.device_names import same_chip
+from clustersim.interop.device_names import device_matches
 from clustersim.program.task import CollectiveType
 
 METHOD: Final = "nccl-tests: mean over back-to-back launches and ranks, {} buffers"
-_COLLECTIVES: Final = {  # as nccl-tests and files named after it spell them, without "_" and "-"
+_COLLECTIVE_BY_NAME: Final = {  # as nccl-tests and files named after it spell them, without "_" and "-"
     "allreduce": CollectiveType.ALL_REDUCE,
     "allgather": CollectiveType.ALL_GATHER,
     "reducescatter": CollectiveType.REDUCE_SCATTER,
@@ -58,13 +58,13 @@ _COLLECTIVES: Final = {  # as nccl-tests and files named after it spell them, wi
     "gather": CollectiveType.GATHER,
     "reduce": CollectiveType.REDUCE,
 }
-_FORMATS: Final = {  # what NCCL calls them (nccl-tests, src/common.cu: test_typenames)
+_DTYPE_BY_TYPE: Final = {  # what NCCL calls them (nccl-tests, src/common.cu: test_typenames)
     "float": DType.FP32,
     "bfloat16": DType.BF16,
     "half": DType.FP16,
     "fp8_e4m3": DType.FP8,
 }
-_OTHERS: Final = ("alltoallv", "hypercube")  # tests of what no layout here does
+_UNSUPPORTED_TESTS: Final = ("alltoallv", "hypercube")  # tests of what no layout here does
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,22 +84,26 @@ def command(options: argparse.Namespace) -> None:
     """Read the files, add their rows to the record, and print what was read and how a line fits it."""
     cluster = load_cluster(options.cluster)
     runs = tuple(run for file in options.files for run in read_runs(Path(file)))
-    rows = tuple(_rows(runs, cluster, options))
+    samples = tuple(_collective_samples(runs, cluster, options))
     for run in runs:
         if run.warnings:
-            print(f"{run.where}: NCCL warned {len(run.warnings)} times, first of: {run.warnings[0]}", file=sys.stderr)
+            print(
+                f"{run.location}: NCCL warned {len(run.warnings)} times, first of: {run.warnings[0]}", file=sys.stderr
+            )
     output = Path(options.output)
-    record = added(CalibrationRecord(_device(runs, cluster), _conditions(runs, options), collectives=rows), output)
-    record = replace(record, collective_fits=fit_calls(record.collectives))
+    record = add_to_record(
+        CalibrationRecord(_device_info(runs, cluster), _conditions(runs, options), collectives=samples), output
+    )
+    record = replace(record, collective_fits=fit_collectives(record.collectives))
     write_record(record, output)
-    shapes = Counter((row.call.collective.value, row.call.ranks, row.call.nodes) for row in rows)
+    shapes = Counter((sample.call.collective.value, sample.call.ranks, sample.call.nodes) for sample in samples)
     for (name, ranks, nodes), count in shapes.items():
         print(f"{count} sizes of {name}, {ranks} ranks on {nodes} node{'s' * (nodes > 1)}")
     print(fit_table(record.collective_fits))
     print(f"wrote {output}; use: cost: {{record: {output}}}")
 
 
-def read_runs(path: Path) -> tuple[Run, ...]:
+def read_runs(path: Path) -> tuple[NcclTestsRun, ...]:
     """All runs of a file, whichever form it has; raise InputError that names what is wrong with it."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -112,175 +116,183 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     return (read_json(path, text),) if text.lstrip().startswith("{") else read_text(path, text)
 
 
-def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) -> Iterator[CollectiveSample]:
+def _collective_samples(
+    runs: Iterable[NcclTestsRun], cluster: Cluster, options: argparse.Namespace
+) -> Iterator[CollectiveSample]:
     """A row for each call, of all its samples."""
-    samples: dict[CollectiveCall, list[Seconds]] = {}
-    origin: dict[CollectiveCall, tuple[str, int]] = {}
+    seconds_by_call: dict[CollectiveCall, list[Seconds]] = {}
+    source_by_call: dict[CollectiveCall, tuple[str, int]] = {}
     for run in runs:
-        collective, shape = _collective(run, options.collective), _shape(run, cluster, options)
+        collective, group_shape = _select_collective(run, options.collective), _group_shape(run, cluster, options)
         for sample in run.samples:
-            _require_right(sample)
+            _check_results(sample)
             if sample.size:  # a payload too small for a part of each rank is printed as 0
-                call = _call(collective, sample, shape)
-                samples.setdefault(call, []).append(_seconds(sample, options.in_place))
-                origin[call] = (run.file, run.iterations)
-        if run.wrong:
-            raise InputError(f"{run.where}: the run found {run.wrong:,} values out of bounds; its results are wrong")
-    if not samples:
+                call = _collective_call(collective, sample, group_shape)
+                seconds_by_call.setdefault(call, []).append(_sample_seconds(sample, options.in_place))
+                source_by_call[call] = (run.file, run.iterations)
+        if run.out_of_bounds_count:
+            raise InputError(
+                f"{run.location}: the run found {run.out_of_bounds_count:,} values out of bounds; its results are wrong"
+            )
+    if not seconds_by_call:
         raise InputError(f"{', '.join(sorted({run.file for run in runs}))}: no size is above 0 bytes")
-    for call, seconds in samples.items():
-        source, iterations = origin[call]
+    for call, seconds in seconds_by_call.items():
+        source, iterations = source_by_call[call]
         source = f"{source}, means of {iterations} iterations"
         p5, median, p95 = (float(value) for value in np.percentile(seconds, (5, 50, 95)))
         yield CollectiveSample(call, TimeStatistics(median, p5, p95, len(seconds)), source)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class NcclGroupShape:
     """How many ranks a run's groups have, on how many nodes each."""
 
     ranks: int
     nodes: int
 
 
-def _call(collective: CollectiveType, sample: Sample, shape: Shape) -> CollectiveCall:
+def _collective_call(collective: CollectiveType, sample: NcclTestsSample, shape: NcclGroupShape) -> CollectiveCall:
     if collective is CollectiveType.SEND_RECV:
         return CollectiveCall(collective, sample.size, 2, min(2, shape.nodes))
-    form = _summed(sample) if collective.is_reduction else DType.FP32
-    return CollectiveCall(collective, sample.size, shape.ranks, shape.nodes, form)
+    dtype = _reduction_dtype(sample) if collective.is_reduction else DType.FP32
+    return CollectiveCall(collective, sample.size, shape.ranks, shape.nodes, dtype)
 
 
-def _summed(sample: Sample) -> DType:
+def _reduction_dtype(sample: NcclTestsSample) -> DType:
     """The format that a reduction sums in."""
-    if sample.type not in _FORMATS:
+    if sample.type not in _DTYPE_BY_TYPE:
         raise InputError(
-            f"{sample.where}: sums {format_value(sample.type)}, which no training does; run with -d {' or '.join(_FORMATS)}"
+            f"{sample.location}: sums {format_value(sample.type)}, which no training does; run with -d {' or '.join(_DTYPE_BY_TYPE)}"
         )
-    return _FORMATS[sample.type]
+    return _DTYPE_BY_TYPE[sample.type]
 
 
-def _require_right(sample: Sample) -> None:
+def _check_results(sample: NcclTestsSample) -> None:
     """Refuse a line whose results were wrong, in or out of place; unchecked ones are taken."""
-    for wrong in sample.wrong:
-        if wrong:
+    for wrong_count in sample.wrong_counts:
+        if wrong_count:
             raise InputError(
-                f"{sample.where}: {wrong:,g} wrong values at size {sample.size:,.0f} B, count {sample.count:,}; "
+                f"{sample.location}: {wrong_count:,g} wrong values at size {sample.size:,.0f} B, count {sample.count:,}; "
                 "a collective with wrong results has no time worth keeping"
             )
 
 
-def _seconds(sample: Sample, in_place: bool) -> Seconds:
+def _sample_seconds(sample: NcclTestsSample, in_place: bool) -> Seconds:
     seconds = sample.in_place if in_place else sample.out_of_place
     if seconds is None or not 0.0 < seconds < np.inf:
         kind = "in-place" if in_place else "out-of-place"
-        raise InputError(f"{sample.where}: there is no {kind} time above zero")
+        raise InputError(f"{sample.location}: there is no {kind} time above zero")
     return seconds
 
 
-def _collective(run: Run, option: str | None) -> CollectiveType:
+def _select_collective(run: NcclTestsRun, option: str | None) -> CollectiveType:
     """Which collective a run is of: the log says, else --collective, else the file's name."""
-    said = _spelt(run.test.partition("_perf")[0])
-    if run.test and said is None:
-        raise InputError(f"{run.where}: {run.test} tests nothing that clustersim has; {_choices(run.test)}")
-    asked = None if option is None else _spelt(option)
-    if option is not None and asked is None:
-        raise InputError(f"--collective: there is no collective {option!r}; {_choices(option)}")
-    if said is not None and asked not in (None, said):
-        raise InputError(f"{run.where}: is {run.test}, not the --collective {option}")
-    found = said or asked or _named(run.file)
-    if found is None:
-        raise InputError(f"{run.where}: neither log nor file name says which collective it is; add --collective NAME")
-    return found
+    from_log = _lookup_collective(run.test.partition("_perf")[0])
+    if run.test and from_log is None:
+        raise InputError(
+            f"{run.location}: {run.test} tests nothing that clustersim has; {_suggest_collective(run.test)}"
+        )
+    from_option = None if option is None else _lookup_collective(option)
+    if option is not None and from_option is None:
+        raise InputError(f"--collective: there is no collective {option!r}; {_suggest_collective(option)}")
+    if from_log is not None and from_option not in (None, from_log):
+        raise InputError(f"{run.location}: is {run.test}, not the --collective {option}")
+    collective = from_log or from_option or _collective_in_file_name(run.file)
+    if collective is None:
+        raise InputError(
+            f"{run.location}: neither log nor file name says which collective it is; add --collective NAME"
+        )
+    return collective
 
 
-def _spelt(name: str) -> CollectiveType | None:
-    return _COLLECTIVES.get(re.sub("[-_]", "", name).lower())
+def _lookup_collective(name: str) -> CollectiveType | None:
+    return _COLLECTIVE_BY_NAME.get(re.sub("[-_]", "", name).lower())
 
 
-def _choices(name: str) -> str:
-    return suggest_nearest(name, [collective.value for collective in _COLLECTIVES.values()])
+def _suggest_collective(name: str) -> str:
+    return suggest_nearest(name, [collective.value for collective in _COLLECTIVE_BY_NAME.values()])
 
 
-def _named(file: str) -> CollectiveType | None:
+def _collective_in_file_name(file: str) -> CollectiveType | None:
     """The collective in a file's name; longer names stand before those that they contain."""
-    plain = re.sub("[-_]", "", file).lower()
-    if any(other in plain for other in _OTHERS):
+    normalized = re.sub("[-_]", "", file).lower()
+    if any(test in normalized for test in _UNSUPPORTED_TESTS):
         return None
-    return next((collective for word, collective in _COLLECTIVES.items() if word in plain), None)
+    return next((collective for name, collective in _COLLECTIVE_BY_NAME.items() if name in normalized), None)
 
 
-def _shape(run: Run, cluster: Cluster, options: argparse.Namespace) -> Shape:
+def _group_shape(run: NcclTestsRun, cluster: Cluster, options: argparse.Namespace) -> NcclGroupShape:
     """The shape of all of the run's groups."""
-    if run.places:
-        shapes = {_shape_of(run, group) for group in _groups(run.places)}
+    if run.gpus:
+        shapes = {_shape_of_group(run, group) for group in _gpus_by_group(run.gpus)}
         if len(shapes) > 1:
-            raise InputError(f"{run.where}: its groups differ, {_shapes(shapes)}; a row is of equal ones")
+            raise InputError(f"{run.location}: its groups differ, {_format_shapes(shapes)}; a row is of equal ones")
         shape = shapes.pop()
     elif options.ranks is None or options.nodes is None:
-        raise InputError(f"{run.where}: lists no GPUs; say how many ran with --ranks N --nodes N")
+        raise InputError(f"{run.location}: lists no GPUs; say how many ran with --ranks N --nodes N")
     else:
-        shape = Shape(options.ranks, options.nodes)
-    _require_agreed(run, options, shape)
-    _require_legal(run, cluster, shape)
+        shape = NcclGroupShape(options.ranks, options.nodes)
+    _check_options(run, options, shape)
+    _check_shape(run, cluster, shape)
     return shape
 
 
-def _groups(places: Sequence[Place]) -> list[list[Place]]:
-    numbers = dict.fromkeys(place.group for place in places)
-    return [[place for place in places if place.group == number] for number in numbers]
+def _gpus_by_group(gpus: Sequence[TestedGpu]) -> list[list[TestedGpu]]:
+    group_ids = dict.fromkeys(gpu.group for gpu in gpus)
+    return [[gpu for gpu in gpus if gpu.group == group_id] for group_id in group_ids]
 
 
-def _shape_of(run: Run, group: Sequence[Place]) -> Shape:
-    hosts = Counter(place.host for place in group)
+def _shape_of_group(run: NcclTestsRun, group: Sequence[TestedGpu]) -> NcclGroupShape:
+    hosts = Counter(gpu.host for gpu in group)
     if len(set(hosts.values())) > 1:
         raise InputError(
-            f"{run.where}: {min(hosts.values())} to {max(hosts.values())} ranks on a node; a row has as many on each"
+            f"{run.location}: {min(hosts.values())} to {max(hosts.values())} ranks on a node; a row has as many on each"
         )
-    return Shape(len(group), len(hosts))
+    return NcclGroupShape(len(group), len(hosts))
 
 
-def _shapes(shapes: Iterable[Shape]) -> str:
+def _format_shapes(shapes: Iterable[NcclGroupShape]) -> str:
     return " and ".join(f"{shape.ranks} ranks on {shape.nodes} nodes" for shape in sorted(shapes))
 
 
-def _require_agreed(run: Run, options: argparse.Namespace, shape: Shape) -> None:
-    for name, given, found in (("ranks", options.ranks, shape.ranks), ("nodes", options.nodes, shape.nodes)):
-        if given not in (None, found):
-            raise InputError(f"{run.where}: has {found} {name}, not the --{name} {given}")
+def _check_options(run: NcclTestsRun, options: argparse.Namespace, shape: NcclGroupShape) -> None:
+    for name, option_value, run_value in (("ranks", options.ranks, shape.ranks), ("nodes", options.nodes, shape.nodes)):
+        if option_value not in (None, run_value):
+            raise InputError(f"{run.location}: has {run_value} {name}, not the --{name} {option_value}")
 
 
-def _require_legal(run: Run, cluster: Cluster, shape: Shape) -> None:
+def _check_shape(run: NcclTestsRun, cluster: Cluster, shape: NcclGroupShape) -> None:
     ranks, nodes = shape.ranks, shape.nodes
     if ranks < 2 or nodes < 1 or ranks % nodes:
-        raise InputError(f"{run.where}: {ranks} ranks on {nodes} nodes are not two or more, as many on each node")
+        raise InputError(f"{run.location}: {ranks} ranks on {nodes} nodes are not two or more, as many on each node")
     if ranks // nodes > cluster.gpus_per_node:
         raise InputError(
-            f"{run.where}: {ranks // nodes} ranks on a node, but {cluster.gpus_per_node} GPUs in {cluster.name}"
+            f"{run.location}: {ranks // nodes} ranks on a node, but {cluster.gpus_per_node} GPUs in {cluster.name}"
         )
 
 
-def _device(runs: Sequence[Run], cluster: Cluster) -> DeviceInfo:
+def _device_info(runs: Sequence[NcclTestsRun], cluster: Cluster) -> DeviceInfo:
     """What the runs ran on; raise InputError where that is not the cluster's accelerator, or differs."""
-    names = _one("device", [(run, place.device) for run in runs for place in run.places])
-    versions = _one("NCCL version", [(run, run.version) for run in runs if run.version])
-    if names and not same_chip(names, cluster.accelerator.name):
+    device_name = _single_value("device", [(run, gpu.device) for run in runs for gpu in run.gpus])
+    version = _single_value("NCCL version", [(run, run.version) for run in runs if run.version])
+    if device_name and not device_matches(device_name, cluster.accelerator.name):
         raise InputError(
-            f"{runs[0].where}: ran on {names}, but {cluster.name} has {cluster.accelerator.name}; "
+            f"{runs[0].location}: ran on {device_name}, but {cluster.name} has {cluster.accelerator.name}; "
             "name the cluster that it ran on"
         )
     library = Path(cluster.library).stem
-    return DeviceInfo(cluster.accelerator.name, names, collectives=f"{library} {versions}" if versions else "")
+    return DeviceInfo(cluster.accelerator.name, device_name, collectives=f"{library} {version}" if version else "")
 
 
-def _one(what: str, found: Sequence[tuple[Run, str]]) -> str:
+def _single_value(label: str, values: Sequence[tuple[NcclTestsRun, str]]) -> str:
     """The one value of all runs, "" where there is none."""
-    for run, value in found:
-        if value != found[0][1]:
-            raise InputError(f"{run.where}: {what} {value}, but {found[0][1]} before; keep a record for each")
-    return found[0][1] if found else ""
+    for run, value in values:
+        if value != values[0][1]:
+            raise InputError(f"{run.location}: {label} {value}, but {values[0][1]} before; keep a record for each")
+    return values[0][1] if values else ""
 
 
-def _conditions(runs: Sequence[Run], options: argparse.Namespace) -> MeasurementConditions:
+def _conditions(runs: Sequence[NcclTestsRun], options: argparse.Namespace) -> MeasurementConditions:
     return MeasurementConditions(
         date=max(run.date for run in runs) or datetime.now(UTC).date().isoformat(),
         command=shlex.join(["python", "-m", "calibrate", *sys.argv[1:]]),

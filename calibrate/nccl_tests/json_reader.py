@@ -12,84 +12,84 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from calibrate.nccl_tests.run import Place, Run, Sample, version_of
+from calibrate.nccl_tests.run import NcclTestsRun, NcclTestsSample, TestedGpu, format_nccl_version
 from clustersim.common.errors import InputError, format_value
 
-VERSIONS: Final = (1, 2, 3)
+SCHEMA_VERSIONS: Final = (1, 2, 3)
 
 
-class _Loose(BaseModel):
+class _NcclJsonModel(BaseModel):
     """Other keys are left alone: newer versions add some."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Device(_Loose):
+class _NcclJsonDevice(_NcclJsonModel):
     group: int = 0
     hostname: str
     device_info: str
 
 
-class _Config(_Loose):
+class _NcclJsonConfig(_NcclJsonModel):
     nthreads: int = Field(ge=1)
     ngpus: int = Field(ge=1)
     iterations: int = Field(default=1, ge=1)
-    devices: list[_Device]
+    devices: list[_NcclJsonDevice]
 
 
-class _Times(_Loose):
+class _NcclJsonTimes(_NcclJsonModel):
     time: float | None = None
     cpu_time: float | None = None
     nwrong: float | None
 
 
-class _Result(_Loose):
+class _NcclJsonResult(_NcclJsonModel):
     size: int = Field(ge=0)
     count: int = Field(ge=0)
     type: str = "float"
-    out_of_place: _Times | None
-    in_place: _Times | None
+    out_of_place: _NcclJsonTimes | None
+    in_place: _NcclJsonTimes | None
 
 
-class _Bounds(_Loose):
+class _NcclJsonBounds(_NcclJsonModel):
     count: int
 
 
-class _Report(_Loose):
+class _NcclJsonReport(_NcclJsonModel):
     start_time: str = ""
     args: list[str] = []
     nccl_version: int = 0
-    config: _Config
-    results: list[_Result]
-    out_of_bounds: _Bounds
+    config: _NcclJsonConfig
+    results: list[_NcclJsonResult]
+    out_of_bounds: _NcclJsonBounds
     errors: list[str | None] = []
 
 
-def read_json(path: Path, text: str) -> Run:
+def read_json(path: Path, text: str) -> NcclTestsRun:
     """The run of a file; raise InputError that names the file and the key."""
-    report = _report(path, _content(path, text))
+    report = _validate_report(path, _load_json(path, text))
     for error in filter(None, report.errors):
         raise InputError(f"{path}: errors: the run had an error: {format_value(error)}")
-    return Run(
+    return NcclTestsRun(
         file=path.name,
-        where=str(path),
+        location=str(path),
         test=Path(report.args[0]).name if report.args else "",
-        places=tuple(_places(report.config)),
-        version=version_of(report.nccl_version) if report.nccl_version else "",
+        gpus=tuple(_listed_gpus(report.config)),
+        version=format_nccl_version(report.nccl_version) if report.nccl_version else "",
         iterations=report.config.iterations,
-        samples=tuple(_sample(f"{path}: results[{place}]", result) for place, result in enumerate(report.results)),
-        wrong=report.out_of_bounds.count,
+        samples=tuple(_to_sample(f"{path}: results[{index}]", result) for index, result in enumerate(report.results)),
+        out_of_bounds_count=report.out_of_bounds.count,
         date=report.start_time.partition(" ")[0],
     )
 
 
-def _content(path: Path, text: str) -> dict[str, Any]:
+def _load_json(path: Path, text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not valid JSON, or truncated: {error}") from error
     version = content.get("version")
-    if version not in VERSIONS or not {"config", "results"} <= content.keys():
+    if version not in SCHEMA_VERSIONS or not {"config", "results"} <= content.keys():
         raise InputError(
             f"{path}: is not what nccl-tests -J writes in version 1 to 3: version is {format_value(version)}, "
             f"and the keys are {format_value(', '.join(content))}"
@@ -99,25 +99,37 @@ def _content(path: Path, text: str) -> dict[str, Any]:
     return dict(content)
 
 
-def _report(path: Path, content: dict[str, Any]) -> _Report:
+def _validate_report(path: Path, content: dict[str, Any]) -> _NcclJsonReport:
     try:
-        return _Report.model_validate(content)
+        return _NcclJsonReport.model_validate(content)
     except ValidationError as error:
-        found = error.errors()[0]
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).removeprefix(".")
-        raise InputError(f"{path}: {key}: {format_value(found['input'])} is refused: {found['msg'].lower()}") from error
+        problem = error.errors()[0]
+        key = "".join(
+            f"[{key_element}]" if isinstance(key_element, int) else f".{key_element}" for key_element in problem["loc"]
+        ).removeprefix(".")
+        raise InputError(
+            f"{path}: {key}: {format_value(problem['input'])} is refused: {problem['msg'].lower()}"
+        ) from error
 
 
-def _places(config: _Config) -> Iterator[Place]:
+def _listed_gpus(config: _NcclJsonConfig) -> Iterator[TestedGpu]:
     """Each GPU; a process names the first of its own."""
     for device in config.devices:
-        yield from [Place(device.group, device.hostname, device.device_info)] * (config.nthreads * config.ngpus)
+        yield from [TestedGpu(device.group, device.hostname, device.device_info)] * (config.nthreads * config.ngpus)
 
 
-def _sample(where: str, result: _Result) -> Sample:
-    both = (result.out_of_place, result.in_place)
-    if any(times is not None and times.cpu_time is not None for times in both):
-        raise InputError(f"{where}: cpu_time is what launching takes, not the collective; run without -C")
-    seconds = [None if times is None or times.time is None else times.time * 1e-6 for times in both]
-    wrong = [None if times is None else times.nwrong for times in both]
-    return Sample(where, float(result.size), result.count, result.type, seconds[0], seconds[1], (wrong[0], wrong[1]))
+def _to_sample(location: str, result: _NcclJsonResult) -> NcclTestsSample:
+    both_times = (result.out_of_place, result.in_place)
+    if any(times is not None and times.cpu_time is not None for times in both_times):
+        raise InputError(f"{location}: cpu_time is what launching takes, not the collective; run without -C")
+    seconds = [None if times is None or times.time is None else times.time * 1e-6 for times in both_times]
+    wrong_counts = [None if times is None else times.nwrong for times in both_times]
+    return NcclTestsSample(
+        location,
+        float(result.size),
+        result.count,
+        result.type,
+        seconds[0],
+        seconds[1],
+        (wrong_counts[0], wrong_counts[1]),
+    )

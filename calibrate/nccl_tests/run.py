@@ -9,7 +9,7 @@ from clustersim.common.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TestedGpu:
     """One GPU that took part. group: NCCL_TESTS_SPLIT's, 0 without."""
 
     group: int
@@ -18,23 +18,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class NcclTestsSample:
     """One line of the table.
 
     where: for messages; type: of its numbers, as NCCL calls it; seconds, wrong: None where the test has none ("N/A").
     """
 
-    where: str
+    location: str
     size: Bytes
     count: int
     type: str
     out_of_place: Seconds | None
     in_place: Seconds | None
-    wrong: tuple[float | None, float | None]
+    wrong_counts: tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NcclTestsRun:
     """One run.
 
     file: its name; where: for messages; test: the program's name, empty where the log does not say; version: NCCL's,
@@ -43,22 +43,22 @@ class Run:
     """
 
     file: str
-    where: str
+    location: str
     test: str
-    places: tuple[Place, ...]
+    gpus: tuple[TestedGpu, ...]
     version: str
     iterations: int
-    samples: tuple[Sample, ...]
-    wrong: int
+    samples: tuple[NcclTestsSample, ...]
+    out_of_bounds_count: int
     date: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def version_of(code: int) -> str:
+def format_nccl_version(code: int) -> str:
     """NCCL's version from its number (nccl.h: major * 10000 + minor * 100 + patch, * 1000 before 2.9).
 
     >>> version_of(22705), version_of(2804)
     ('2.27.5', '2.8.4')
     """
-    major = 10_000 if code >= 10_000 else 1_000
-    return f"{code // major}.{code % major // 100}.{code % 100}"
+    major_unit = 10_000 if code >= 10_000 else 1_000
+    return f"{code // major_unit}.{code % major_unit // 100}.{code % 100}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from calibrate.nccl_tests.run import Place, Run, Sample, version_of
+from calibrate.nccl_tests.run import NcclTestsRun, NcclTestsSample, TestedGpu, format_nccl_version
 from clustersim.common.errors import InputError, format_value
 from clustersim.common.units import Seconds
 
@@ -26,151 +26,155 @@ _PREFIX: Final = re.compile(
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?=\s)"  # of a log collector
     r"))+"
 )
-_OWN: Final = re.compile(  # what NCCL writes
+_NCCL_MESSAGE: Final = re.compile(  # what NCCL writes
     r"(?:\[[\d :.T-]+\] )?[A-Za-z][\w.-]*:\d+:\d+ \[-?\d+\] .*?\bNCCL (?:INFO|WARN|TRACE|CALL|VERSION|ABORT)\b.*"
 )
 _WARNING: Final = re.compile(r"\bNCCL WARN (.*)")
 _TEST: Final = re.compile(r"# Collective test starting: (\S+)")
 _LIBRARY: Final = re.compile(r"nccl-library=(\d+)")
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
-_START: Final = re.compile(r"# nThread \d+ nGpus \d+ ")
+_RUN_START: Final = re.compile(r"# nThread \d+ nGpus \d+ ")
 _ITERATIONS: Final = re.compile(r"(?<!warmup )(?<!agg )iters: (\d+)")
-_PLACE: Final = re.compile(r"#\s+Rank +\d+ +(?:Group +(\d+) +)?Pid +\d+ on +(\S+) device +\d+ \[.*?\] (.+)")
-_WRONG: Final = re.compile(r"# Out of bounds values\s*:\s*(\d+)")
-_END: Final = "# Avg bus bandwidth"
+_GPU_LINE: Final = re.compile(r"#\s+Rank +\d+ +(?:Group +(\d+) +)?Pid +\d+ on +(\S+) device +\d+ \[.*?\] (.+)")
+_OUT_OF_BOUNDS: Final = re.compile(r"# Out of bounds values\s*:\s*(\d+)")
+_RUN_END: Final = "# Avg bus bandwidth"
 _ERRORS: Final = re.compile(r"Test (?:NCCL |CUDA )?failure|# error:|Invalid number of GPUs")
 
 
-Line = tuple[int, str]
+NumberedLine = tuple[int, str]
 
 
-def read_text(path: Path, text: str) -> tuple[Run, ...]:
+def read_text(path: Path, text: str) -> tuple[NcclTestsRun, ...]:
     """All runs of a log; raise InputError that names the file and the line."""
-    lines = list(_whole_lines(text))
-    for number, line in lines:
+    lines = list(_joined_lines(text))
+    for line_number, line in lines:
         if _ERRORS.search(line):
-            raise InputError(f"{path}: line {number}: the run had an error: {format_value(line.strip())}")
-    runs = tuple(_run(path, part) for part in _parts(path, lines))
+            raise InputError(f"{path}: line {line_number}: the run had an error: {format_value(line.strip())}")
+    runs = tuple(_parse_run(path, run_lines) for run_lines in _split_runs(path, lines))
     if not runs:
         raise InputError(f"{path}: has no run of nccl-tests: no line starts with '# nThread'")
     return runs
 
 
-def _whole_lines(text: str) -> Iterator[Line]:
+def _joined_lines(text: str) -> Iterator[NumberedLine]:
     """Lines without prefixes; what NCCL wrote into one is a line before it."""
-    begun = ""
-    for number, given in enumerate(text.splitlines(), start=1):
-        line = _PREFIX.sub("", given).lstrip()
-        own = _OWN.search(line)
-        if own is not None:
-            begun += line[: own.start()] + " "
-            yield number, own[0]
-        elif line or not begun.strip():
-            yield number, (begun + line).lstrip()
-            begun = ""
+    fragment = ""
+    for line_number, raw_line in enumerate(text.splitlines(), start=1):
+        line = _PREFIX.sub("", raw_line).lstrip()
+        message = _NCCL_MESSAGE.search(line)
+        if message is not None:
+            fragment += line[: message.start()] + " "
+            yield line_number, message[0]
+        elif line or not fragment.strip():
+            yield line_number, (fragment + line).lstrip()
+            fragment = ""
 
 
-def _parts(path: Path, lines: Sequence[Line]) -> Iterator[list[Line]]:
+def _split_runs(path: Path, lines: Sequence[NumberedLine]) -> Iterator[list[NumberedLine]]:
     """The lines of each run, from the end of the one before to its own end."""
-    part: list[Line] = []
-    started = None
-    for number, line in lines:
-        if _START.match(line):
-            _require_ended(path, started, number)
-            started = number
-        part.append((number, line))
-        if started is not None and line.startswith(_END):
-            yield part
-            part, started = [], None
-    _require_ended(path, started, len(lines))
+    run_lines: list[NumberedLine] = []
+    start_line = None
+    for line_number, line in lines:
+        if _RUN_START.match(line):
+            _check_complete(path, start_line, line_number)
+            start_line = line_number
+        run_lines.append((line_number, line))
+        if start_line is not None and line.startswith(_RUN_END):
+            yield run_lines
+            run_lines, start_line = [], None
+    _check_complete(path, start_line, len(lines))
 
 
-def _require_ended(path: Path, started: int | None, number: int) -> None:
-    if started is not None:
+def _check_complete(path: Path, start_line: int | None, line_number: int) -> None:
+    if start_line is not None:
         raise InputError(
-            f"{path}: line {number}: the run that starts in line {started} has no '{_END}' line; the log is truncated"
+            f"{path}: line {line_number}: the run that starts in line {start_line} has no '{_RUN_END}' line; the log is truncated"
         )
 
 
-def _run(path: Path, lines: Sequence[Line]) -> Run:
-    started = next(number for number, line in lines if _START.match(line))
-    library, version = _first(_LIBRARY, lines), _first(_VERSION, lines)
-    found = (_PLACE.match(line) for _, line in lines)
-    run = Run(
+def _parse_run(path: Path, lines: Sequence[NumberedLine]) -> NcclTestsRun:
+    start_line = next(line_number for line_number, line in lines if _RUN_START.match(line))
+    library, version = _first_match(_LIBRARY, lines), _first_match(_VERSION, lines)
+    gpu_matches = (_GPU_LINE.match(line) for _, line in lines)
+    run = NcclTestsRun(
         file=path.name,
-        where=f"{path}: line {started}",
-        test=_first(_TEST, lines) or "",
-        places=tuple(Place(int(place[1] or 0), place[2], place[3].strip()) for place in found if place),
-        version=version_of(int(library)) if library else version or "",
-        iterations=int(_first(_ITERATIONS, lines) or 1),
-        samples=tuple(_samples(path, lines)),
-        wrong=int(_first(_WRONG, lines) or 0),
-        warnings=tuple(warned[1].strip() for _, line in lines if (warned := _WARNING.search(line))),
+        location=f"{path}: line {start_line}",
+        test=_first_match(_TEST, lines) or "",
+        gpus=tuple(
+            TestedGpu(int(gpu_match[1] or 0), gpu_match[2], gpu_match[3].strip())
+            for gpu_match in gpu_matches
+            if gpu_match
+        ),
+        version=format_nccl_version(int(library)) if library else version or "",
+        iterations=int(_first_match(_ITERATIONS, lines) or 1),
+        samples=tuple(_parse_samples(path, lines)),
+        out_of_bounds_count=int(_first_match(_OUT_OF_BOUNDS, lines) or 0),
+        warnings=tuple(warning[1].strip() for _, line in lines if (warning := _WARNING.search(line))),
     )
     if not run.samples:
-        raise InputError(f"{run.where}: the run has no table")
+        raise InputError(f"{run.location}: the run has no table")
     return run
 
 
-def _first(pattern: re.Pattern[str], lines: Sequence[Line]) -> str | None:
+def _first_match(pattern: re.Pattern[str], lines: Sequence[NumberedLine]) -> str | None:
     """What the pattern's group holds in the first line that has it."""
-    return next((found[1] for _, line in lines if (found := pattern.search(line))), None)
+    return next((match[1] for _, line in lines if (match := pattern.search(line))), None)
 
 
-def _samples(path: Path, lines: Sequence[Line]) -> Iterator[Sample]:
+def _parse_samples(path: Path, lines: Sequence[NumberedLine]) -> Iterator[NcclTestsSample]:
     columns: list[str] = []
-    for number, line in lines:
-        where, words = f"{path}: line {number}", line.split()
-        if words[1:4] == ["size", "count", "type"]:
-            columns = _columns(where, words[1:])
-        elif words and words[0].isdigit() and columns:
-            yield _sample(where, columns, words)
+    for line_number, line in lines:
+        location, fields = f"{path}: line {line_number}", line.split()
+        if fields[1:4] == ["size", "count", "type"]:
+            columns = _check_columns(location, fields[1:])
+        elif fields and fields[0].isdigit() and columns:
+            yield _parse_sample(location, columns, fields)
 
 
-def _columns(where: str, words: list[str]) -> list[str]:
-    if "cputime" in words:
-        raise InputError(f"{where}: cputime is what launching takes, not the collective; run without -C")
-    if words.count("time") != 2:
-        raise InputError(f"{where}: {words.count('time')} columns are called time, not 2 (out-of-place, in-place)")
-    return words
+def _check_columns(location: str, names: list[str]) -> list[str]:
+    if "cputime" in names:
+        raise InputError(f"{location}: cputime is what launching takes, not the collective; run without -C")
+    if names.count("time") != 2:
+        raise InputError(f"{location}: {names.count('time')} columns are called time, not 2 (out-of-place, in-place)")
+    return names
 
 
-def _sample(where: str, columns: Sequence[str], words: Sequence[str]) -> Sample:
+def _parse_sample(location: str, columns: Sequence[str], fields: Sequence[str]) -> NcclTestsSample:
     expected = len(columns) + columns.count("timestamp")  # date and time of day
-    if len(words) != expected:
-        raise InputError(f"{where}: {len(words)} values under {expected} columns; the line is damaged or truncated")
-    times, wrong = _places(columns, "time"), _places(columns, "#wrong")
-    seconds = [_number(where, words[place]) for place in times]
-    counts = [_number(where, words[place]) for place in wrong] or [None, None]
-    return Sample(
-        where=where,
-        size=_whole(where, words[0]),
-        count=_whole(where, words[1]),
-        type=words[2],
-        out_of_place=_seconds(seconds[0]),
-        in_place=_seconds(seconds[1]),
-        wrong=(counts[0], counts[1]),
+    if len(fields) != expected:
+        raise InputError(f"{location}: {len(fields)} values under {expected} columns; the line is damaged or truncated")
+    time_columns, wrong_columns = _column_indices(columns, "time"), _column_indices(columns, "#wrong")
+    seconds = [_parse_float(location, fields[column]) for column in time_columns]
+    counts = [_parse_float(location, fields[column]) for column in wrong_columns] or [None, None]
+    return NcclTestsSample(
+        location=location,
+        size=_parse_int(location, fields[0]),
+        count=_parse_int(location, fields[1]),
+        type=fields[2],
+        out_of_place=_to_seconds(seconds[0]),
+        in_place=_to_seconds(seconds[1]),
+        wrong_counts=(counts[0], counts[1]),
     )
 
 
-def _places(columns: Sequence[str], name: str) -> list[int]:
-    return [place for place, column in enumerate(columns) if column == name]
+def _column_indices(columns: Sequence[str], name: str) -> list[int]:
+    return [index for index, column in enumerate(columns) if column == name]
 
 
-def _seconds(microseconds: float | None) -> Seconds | None:
+def _to_seconds(microseconds: float | None) -> Seconds | None:
     return None if microseconds is None else microseconds * 1e-6
 
 
-def _number(where: str, word: str) -> float | None:
-    if word == "N/A":
+def _parse_float(location: str, text: str) -> float | None:
+    if text == "N/A":
         return None
     try:
-        return float(word)
+        return float(text)
     except ValueError:
-        raise InputError(f"{where}: {word!r} is not a number") from None
+        raise InputError(f"{location}: {text!r} is not a number") from None
 
 
-def _whole(where: str, word: str) -> int:
-    if not word.isdigit():
-        raise InputError(f"{where}: {word!r} is not a number of bytes or elements")
-    return int(word)
+def _parse_int(location: str, text: str) -> int:
+    if not text.isdigit():
+        raise InputError(f"{location}: {text!r} is not a number of bytes or elements")
+    return int(text)

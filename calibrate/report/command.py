@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from calibrate.report.build import Report, report_of
+from calibrate.report.build import CalibrationReport, build_report
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.common.files import require_writable, write_text_atomically
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Print and draw what a record says; raise InputError where it is none, or says nothing."""
     for target in (options.html, options.json):
-        _require_other(target, options.record)
+        _check_target(target, options.record)
     report = load_report(options.record, options.accelerator)
     if options.json not in (None, STDOUT):
         write_text_atomically(options.json, report.to_json() + "\n")
@@ -37,30 +37,30 @@ def command(options: argparse.Namespace) -> None:
     if options.json == STDOUT:
         print(report.to_json())
         return
-    from calibrate.report.text import report_text
+    from calibrate.report.text import format_report
 
-    print(report_text(report))
+    print(format_report(report))
 
 
-def load_report(name: str, accelerator: str | None = None) -> Report:
+def load_report(name: str, accelerator: str | None = None) -> CalibrationReport:
     """The report of a record's file, or of a shipped one's name."""
     path = Path(name) if data_files.is_path(name) or Path(name).exists() else data_files.find_file("records", name)
     record = read_record(path)
-    return report_of(name, record, _shipped_for(record, accelerator))
+    return build_report(name, record, _reference_accelerator(record, accelerator))
 
 
-def _shipped_for(record: CalibrationRecord, accelerator: str | None) -> Accelerator | None:
+def _reference_accelerator(record: CalibrationRecord, accelerator: str | None) -> Accelerator | None:
     """The accelerator that a record stands for, None where clustersim has no file of that name."""
     if accelerator is not None:
         return load_accelerator(accelerator)
-    known = record.device.accelerator in data_files.list_names("accelerators")
-    return load_accelerator(record.device.accelerator) if known else None
+    is_packaged = record.device.accelerator in data_files.list_names("accelerators")
+    return load_accelerator(record.device.accelerator) if is_packaged else None
 
 
-def _require_other(target: str | None, record: str) -> None:
+def _check_target(target: str | None, record_path: str) -> None:
     """Raise InputError or OutputError where an answer cannot be written, or would replace the record."""
     if target in (None, STDOUT):
         return
     require_writable(target)
-    if Path(target).exists() and Path(record).exists() and Path(target).samefile(record):
+    if Path(target).exists() and Path(record_path).exists() and Path(target).samefile(record_path):
         raise InputError(f"{target}: is the record itself; name another file")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Final
 
-from calibrate.report.section import Section
+from calibrate.report.section import ReportSection
 from clustersim.common.dtypes import DType
 from clustersim.common.units import format_bandwidth, format_flops, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, KernelFit, KernelSample, kernel_slowdowns
@@ -19,112 +19,140 @@ from clustersim.cost.matmul_tiles import matmul_rate
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import KernelKind
 
-_ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ComparedConstant:
     """A constant and how it is said. shipped: in the accelerator's file; here: of the record, None: it does not say."""
 
     key: str
     name: str
-    words: Callable[[float], str]
-    shipped: float
-    here: float | None
+    format_value: Callable[[float], str]
+    reference: float
+    measured: float | None
 
     @property
     def ratio(self) -> float | None:
         """What the record has, over what is shipped."""
-        return None if self.here is None or not self.shipped else self.here / self.shipped
+        return None if self.measured is None or not self.reference else self.measured / self.reference
 
 
-def constants(record: CalibrationRecord, shipped: Accelerator) -> list[Constant]:
+def compare_constants(record: CalibrationRecord, reference: Accelerator) -> list[ComparedConstant]:
     """Of the record's device, beside those that are shipped."""
-    found = [*_sustained(record, shipped)]
+    compared = [*_step_constants(record, reference)]
     if record.kernel_fit is not None:
-        found = [*_fitted(record, record.kernel_fit, shipped), *found]
-    return found
+        compared = [*_kernel_model_constants(record, record.kernel_fit, reference), *compared]
+    return compared
 
 
-def _fitted(record: CalibrationRecord, fit: KernelFit, shipped: Accelerator) -> Iterator[Constant]:
+def _kernel_model_constants(
+    record: CalibrationRecord, fit: KernelFit, reference: Accelerator
+) -> Iterator[ComparedConstant]:
     """Constants of the kernel model; of formats that were measured."""
-    here = replace(
-        shipped,
+    fitted_accelerator = replace(
+        reference,
         peak=fit.peak,
         memory_bandwidth=fit.memory_bandwidth,
         compute_units=fit.compute_units,
         efficiency=fit.efficiency,
     )
-    measured = [row for row in record.kernels if row.time is not None]
-    for dtype in _formats(measured, KernelKind.MATMUL, shipped, here):
-        rates = (matmul_rate(accelerator, dtype) for accelerator in (shipped, here))
-        yield Constant(f"matmul_{dtype.value}", f"matmul {dtype.value}, largest tile", format_flops, *rates)
-    for kind in _ATTENTION:
-        for dtype in _formats(measured, kind, shipped, here):
-            rates = (item.peak_flops(dtype) * _share(item, kind) for item in (shipped, here))
+    samples = [sample for sample in record.kernels if sample.time is not None]
+    for dtype in _measured_dtypes(samples, KernelKind.MATMUL, reference, fitted_accelerator):
+        rates = (matmul_rate(accelerator, dtype) for accelerator in (reference, fitted_accelerator))
+        yield ComparedConstant(f"matmul_{dtype.value}", f"matmul {dtype.value}, largest tile", format_flops, *rates)
+    for kind in _ATTENTION_KINDS:
+        for dtype in _measured_dtypes(samples, kind, reference, fitted_accelerator):
+            rates = (
+                accelerator.peak_flops(dtype) * _attention_share(accelerator, kind)
+                for accelerator in (reference, fitted_accelerator)
+            )
             name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
-            yield Constant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
-    moved = (element.memory_bandwidth * element.efficiency.memory for element in (shipped, here))
-    yield Constant("memory", "memory, streaming kernels", format_bandwidth, *moved)
-    latencies = (entry.efficiency.kernel_latency for entry in (shipped, here))
-    yield Constant("kernel_latency", "latency of a kernel", format_seconds, *latencies)
+            yield ComparedConstant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
+    bandwidths = (
+        accelerator.memory_bandwidth * accelerator.efficiency.memory for accelerator in (reference, fitted_accelerator)
+    )
+    yield ComparedConstant("memory", "memory, streaming kernels", format_bandwidth, *bandwidths)
+    latencies = (accelerator.efficiency.kernel_latency for accelerator in (reference, fitted_accelerator))
+    yield ComparedConstant("kernel_latency", "latency of a kernel", format_seconds, *latencies)
 
 
-def _formats(rows: list[KernelSample], kind: KernelKind, *both: Accelerator) -> list[DType]:
+def _measured_dtypes(samples: list[KernelSample], kind: KernelKind, *accelerators: Accelerator) -> list[DType]:
     """Formats of which kernels of a kind were measured, and both know a rate."""
-    found = dict.fromkeys(row.dtype for row in rows if row.kind is kind)
-    return [dtype for dtype in found if all(dtype in accelerator.formats for accelerator in both)]
+    dtypes = dict.fromkeys(sample.dtype for sample in samples if sample.kind is kind)
+    return [dtype for dtype in dtypes if all(dtype in accelerator.formats for accelerator in accelerators)]
 
 
-def _share(accelerator: Accelerator, kind: KernelKind) -> float:
+def _attention_share(accelerator: Accelerator, kind: KernelKind) -> float:
     efficiency = accelerator.efficiency
     forward = kind is KernelKind.ATTENTION_FORWARD
     return (efficiency.attention_forward if forward else efficiency.attention_backward).share
 
 
-def _sustained(record: CalibrationRecord, shipped: Accelerator) -> Iterator[Constant]:
+def _step_constants(record: CalibrationRecord, reference: Accelerator) -> Iterator[ComparedConstant]:
     """What holds for kernels within a step, and on several GPUs."""
     interval = record.launch_interval
-    yield Constant("launch_interval", "launch interval", format_seconds, shipped.efficiency.launch_interval, interval)
-    products = [row for row in record.chain if row.family.startswith(KernelKind.MATMUL.value)]
-    pace = sum(row.isolated for row in products) / sum(row.in_chain for row in products) if products else None
-    yield Constant(
-        "sustained", "products in a step, pace relative to alone", _ratio, shipped.derating.sustained_ratio, pace
+    yield ComparedConstant(
+        "launch_interval", "launch interval", format_seconds, reference.efficiency.launch_interval, interval
     )
-    parts = kernel_slowdowns(record.beside).values()
-    slowing = fmean(parts) if parts else None
-    yield Constant("interference", "kernels beside collectives, longer by", _percent, shipped.interference, slowing)
-    times = [row.time.seconds for row in record.gpus]
-    spread = pstdev(times) / fmean(times) if len(times) > 1 else None
-    yield Constant("spread", "GPU to GPU, standard deviation", _percent, shipped.derating.gpu_spread, spread)
+    matmul_samples = [sample for sample in record.chain if sample.family.startswith(KernelKind.MATMUL.value)]
+    sustained_ratio = (
+        sum(sample.isolated for sample in matmul_samples) / sum(sample.in_chain for sample in matmul_samples)
+        if matmul_samples
+        else None
+    )
+    yield ComparedConstant(
+        "sustained",
+        "products in a step, pace relative to alone",
+        _format_ratio,
+        reference.derating.sustained_ratio,
+        sustained_ratio,
+    )
+    slowdowns = kernel_slowdowns(record.beside).values()
+    mean_slowdown = fmean(slowdowns) if slowdowns else None
+    yield ComparedConstant(
+        "interference", "kernels beside collectives, longer by", _format_percent, reference.interference, mean_slowdown
+    )
+    times = [sample.time.seconds for sample in record.gpus]
+    relative_std = pstdev(times) / fmean(times) if len(times) > 1 else None
+    yield ComparedConstant(
+        "spread", "GPU to GPU, standard deviation", _format_percent, reference.derating.gpu_spread, relative_std
+    )
 
 
-def _ratio(value: float) -> str:
+def _format_ratio(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def constants_section(record: CalibrationRecord, shipped: Accelerator) -> Section:
+def constants_section(record: CalibrationRecord, reference: Accelerator) -> ReportSection:
     """The constants that the record says something of, with ratios."""
-    known = [constant for constant in constants(record, shipped) if constant.here is not None]
-    source = "fitted to published measurements" if shipped.efficiency.published else "from datasheets and siblings"
-    return Section(
+    measured_constants = [
+        constant for constant in compare_constants(record, reference) if constant.measured is not None
+    ]
+    source = "fitted to published measurements" if reference.efficiency.published else "from datasheets and siblings"
+    return ReportSection(
         key="constants",
         title="Beside the shipped constants",
-        heads=("constant", f"shipped for {shipped.name}", "this record", "ratio"),
-        rows=tuple(_row(item) for item in known),
+        heads=("constant", f"shipped for {reference.name}", "this record", "ratio"),
+        rows=tuple(_constant_row(constant) for constant in measured_constants),
         content=[
-            {"constant": element.key, "shipped": element.shipped, "record": element.here, "ratio": element.ratio}
-            for element in known
+            {
+                "constant": constant.key,
+                "shipped": constant.reference,
+                "record": constant.measured,
+                "ratio": constant.ratio,
+            }
+            for constant in measured_constants
         ],
         lead=f"The shipped ones are {source}. A ratio of 1: this device is as predictions without a record assume.",
     )
 
 
-def _row(each: Constant) -> tuple[str, ...]:
-    here = "" if each.here is None else each.words(each.here)
-    ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-    return (each.name, each.words(each.shipped), here, ratio)
+def _constant_row(constant: ComparedConstant) -> tuple[str, ...]:
+    measured_text = "" if constant.measured is None else constant.format_value(constant.measured)
+    ratio_text = "" if constant.ratio is None else f"{constant.ratio:.2f}"
+    return (constant.name, constant.format_value(constant.reference), measured_text, ratio_text)

@@ -11,7 +11,7 @@ Reference: Williams et al., "Roofline", CACM 52(4).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from calibrate.report.section import Section
+from calibrate.report.section import ReportSection
 from clustersim.common.dtypes import DType
 from clustersim.common.units import (
     BytesPerSecond,
@@ -25,129 +25,143 @@ from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, 
 from clustersim.cost.timing import Bottleneck
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import AttentionShape, MatmulShape
-from clustersim.report.export.span_descriptions import shape_words
-from clustersim.report.figure import share_words
+from clustersim.report.export.span_descriptions import format_kernel_shape
+from clustersim.report.figure import format_share
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
+class RooflineLimits:
     """What a device could do at most. datasheet: whether a datasheet says so; else it is fitted to its own rows."""
 
     flops: Mapping[DType, FlopPerSecond]
     bandwidth: BytesPerSecond
-    datasheet: bool
+    is_from_datasheet: bool
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What shares are shares of."""
-        return "datasheet" if self.datasheet else "rates that its own rows support (caches are faster)"
+        return "datasheet" if self.is_from_datasheet else "rates that its own rows support (caches are faster)"
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class AchievedEfficiency:
     """A kernel that was measured. rate: bytes/s where memory bounds it, else FLOP/s; share: of the device's."""
 
-    row: KernelSample
+    sample: KernelSample
     seconds: Seconds
     bound: Bottleneck
     rate: float
-    share: float
+    efficiency: float
 
     @property
-    def rate_words(self) -> str:
+    def rate_label(self) -> str:
         """The rate with its unit."""
         return format_bandwidth(self.rate) if self.bound is Bottleneck.MEMORY else format_flops(self.rate)
 
 
-def ceiling(record: CalibrationRecord, accelerator: Accelerator | None) -> Ceiling | None:
+def roofline_limits(record: CalibrationRecord, accelerator: Accelerator | None) -> RooflineLimits | None:
     """Of the record's device; None where neither a file nor a fit says anything."""
     fit, is_cpu = record.kernel_fit, record.device.threads > 0
     if accelerator is not None and not (is_cpu and fit):
         fitted = {} if fit is None else fit.peak
-        return Ceiling({**fitted, **accelerator.peak}, accelerator.memory_bandwidth, datasheet=not is_cpu)
-    return None if fit is None else Ceiling(fit.peak, fit.memory_bandwidth, datasheet=False)
+        return RooflineLimits(
+            {**fitted, **accelerator.peak}, accelerator.memory_bandwidth, is_from_datasheet=not is_cpu
+        )
+    return None if fit is None else RooflineLimits(fit.peak, fit.memory_bandwidth, is_from_datasheet=False)
 
 
-def reached(record: CalibrationRecord, most: Ceiling) -> list[Reached]:
+def achieved_efficiencies(record: CalibrationRecord, limits: RooflineLimits) -> list[AchievedEfficiency]:
     """What each measured kernel reached; those of a format without a peak are left out."""
-    found = (_of(row, row.time.seconds, most) for row in record.kernels if row.time is not None)
-    return [item for item in found if item is not None]
+    achieved = (
+        _achieved_efficiency(sample, sample.time.seconds, limits)
+        for sample in record.kernels
+        if sample.time is not None
+    )
+    return [item for item in achieved if item is not None]
 
 
-def _of(row: KernelSample, seconds: Seconds, most: Ceiling) -> Reached | None:
-    memory = row.bytes / most.bandwidth
-    multiplies = isinstance(row.shape, MatmulShape | AttentionShape)
-    peak = row.dtype.peak_dtype
-    if multiplies and peak not in most.flops:
+def _achieved_efficiency(sample: KernelSample, seconds: Seconds, limits: RooflineLimits) -> AchievedEfficiency | None:
+    memory = sample.bytes / limits.bandwidth
+    is_matmul_like = isinstance(sample.shape, MatmulShape | AttentionShape)
+    peak = sample.dtype.peak_dtype
+    if is_matmul_like and peak not in limits.flops:
         return None
-    compute = row.flops / most.flops[peak] if multiplies else 0.0
+    compute = sample.flops / limits.flops[peak] if is_matmul_like else 0.0
     if memory >= compute:
-        return Reached(row, seconds, Bottleneck.MEMORY, row.bytes / seconds, memory / seconds)
-    return Reached(row, seconds, Bottleneck.COMPUTE, row.flops / seconds, compute / seconds)
+        return AchievedEfficiency(sample, seconds, Bottleneck.MEMORY, sample.bytes / seconds, memory / seconds)
+    return AchievedEfficiency(sample, seconds, Bottleneck.COMPUTE, sample.flops / seconds, compute / seconds)
 
 
-def by_family(kernels: list[Reached]) -> dict[str, list[Reached]]:
+def group_by_family(kernels: list[AchievedEfficiency]) -> dict[str, list[AchievedEfficiency]]:
     """Kernels by family, the most efficient first; families in the order of the time that their kernels take."""
-    families: dict[str, list[Reached]] = {}
-    for kernel in kernels:
-        families.setdefault(family_of(kernel.row.signature), []).append(kernel)
-    ordered = sorted(families.items(), key=lambda item: -sum(element.seconds for element in item[1]))
-    return {name: sorted(found, key=lambda each: -each.share) for name, found in ordered}
+    families: dict[str, list[AchievedEfficiency]] = {}
+    for achieved in kernels:
+        families.setdefault(family_of(achieved.sample.signature), []).append(achieved)
+    ordered = sorted(
+        families.items(), key=lambda item: -sum(achieved_efficiency.seconds for achieved_efficiency in item[1])
+    )
+    return {name: sorted(members, key=lambda each: -each.efficiency) for name, members in ordered}
 
 
-def efficiency_section(record: CalibrationRecord, most: Ceiling) -> Section:
+def efficiency_section(record: CalibrationRecord, limits: RooflineLimits) -> ReportSection:
     """Best, median and worst shape of every family."""
-    families = by_family(reached(record, most))
-    rows = tuple(row for found in families.values() for row in _rows(found))
-    return Section(
+    families = group_by_family(achieved_efficiencies(record, limits))
+    table_rows = tuple(table_row for members in families.values() for table_row in _table_rows(members))
+    return ReportSection(
         key="efficiency",
         title="Efficiency by shape",
         heads=("kernels", "efficiency", "rate", "time", "shape"),
-        rows=rows,
-        content=[_content(name, found) for name, found in families.items()],
+        rows=table_rows,
+        content=[_family_json(name, members) for name, members in families.items()],
         lead=(
-            f"Of the {most.words}: the time that a kernel's FLOP, or its bytes, would take at the peak, over what it "
+            f"Of the {limits.description}: the time that a kernel's FLOP, or its bytes, would take at the peak, over what it "
             "took. Best, median and worst shape of each family; families that take longest come first."
         ),
-        words=(4,),
+        text_columns=(4,),
     )
 
 
-def family_words(row: KernelSample) -> str:
+def family_label(sample: KernelSample) -> str:
     """The family of a kernel, for people."""
-    return family_of(row.signature).replace("_", " ")
+    return family_of(sample.signature).replace("_", " ")
 
 
-def _chosen(found: list[Reached]) -> Iterator[tuple[str, Reached]]:
+def _representatives(members: list[AchievedEfficiency]) -> Iterator[tuple[str, AchievedEfficiency]]:
     """Those that stand for a family."""
-    if len(found) == 1:
-        yield "only", found[0]
+    if len(members) == 1:
+        yield "only", members[0]
         return
-    yield "best", found[0]
-    if len(found) > 2:
-        yield "median", found[len(found) // 2]
-    yield "worst", found[-1]
+    yield "best", members[0]
+    if len(members) > 2:
+        yield "median", members[len(members) // 2]
+    yield "worst", members[-1]
 
 
-def _rows(found: list[Reached]) -> Iterator[tuple[str, ...]]:
-    name = f"{family_words(found[0].row)} ({len(found):,})"
-    for place, (which, item) in enumerate(_chosen(found)):
-        share, shape = share_words(item.share), shape_words(item.row.shape)
-        yield (name if place == 0 else "", f"{which} {share}", item.rate_words, format_seconds(item.seconds), shape)
+def _table_rows(members: list[AchievedEfficiency]) -> Iterator[tuple[str, ...]]:
+    name = f"{family_label(members[0].sample)} ({len(members):,})"
+    for index, (rank_label, achieved) in enumerate(_representatives(members)):
+        share, shape = format_share(achieved.efficiency), format_kernel_shape(achieved.sample.shape)
+        yield (
+            name if index == 0 else "",
+            f"{rank_label} {share}",
+            achieved.rate_label,
+            format_seconds(achieved.seconds),
+            shape,
+        )
 
 
-def _content(name: str, found: list[Reached]) -> dict[str, object]:
-    return {"family": name, "kernels": [_kernel(item) for item in found]}
+def _family_json(name: str, members: list[AchievedEfficiency]) -> dict[str, object]:
+    return {"family": name, "kernels": [_kernel_json(member) for member in members]}
 
 
-def _kernel(each: Reached) -> dict[str, object]:
-    flops = None if each.bound is Bottleneck.MEMORY else each.rate
+def _kernel_json(achieved: AchievedEfficiency) -> dict[str, object]:
+    flops = None if achieved.bound is Bottleneck.MEMORY else achieved.rate
     return {
-        "name": each.row.name,
-        "shape": shape_words(each.row.shape),
-        "seconds": each.seconds,
-        "bound": each.bound.value,
+        "name": achieved.sample.name,
+        "shape": format_kernel_shape(achieved.sample.shape),
+        "seconds": achieved.seconds,
+        "bound": achieved.bound.value,
         "flop_per_s": flops,
-        "bytes_per_s": each.rate if flops is None else None,
-        "efficiency": each.share,
+        "bytes_per_s": achieved.rate if flops is None else None,
+        "efficiency": achieved.efficiency,
     }

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from calibrate.report.efficiency import Reached, family_words
-from calibrate.report.telemetry import bands, over_time
-from calibrate.report.transfers import by_call, call_words
+from calibrate.report.efficiency import AchievedEfficiency, family_label
+from calibrate.report.telemetry import concatenate_sessions, stage_intervals
+from calibrate.report.transfers import call_label, samples_by_shape
 from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, InSituSample, TelemetrySample
 from clustersim.model.kernels import KernelKind
-from clustersim.report.draw.charts import bar, chart, level, plot
-from clustersim.report.export.span_descriptions import shape_words
-from clustersim.report.figure import Figure, Scale, Traces, axis, layout, share_words, time_scale
+from clustersim.report.draw.charts import bar_figure, bar_trace, reference_line, xy_figure
+from clustersim.report.export.span_descriptions import format_kernel_shape
+from clustersim.report.figure import AxisScale, Figure, Traces, axis_layout, base_layout, format_share, time_scale
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0", "#999933")
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
-_BANDS: Final = (
+_STAGE_COLOURS: Final = (
     "rgba(0,114,178,0.10)",
     "rgba(213,94,0,0.10)",
     "rgba(0,158,115,0.10)",
@@ -25,160 +25,175 @@ _BANDS: Final = (
     "rgba(230,159,0,0.10)",
 )
 _GAP: Final = 0.08  # of the height, between drawings above each other
-_GROUPS: Final = {
+_KIND_LABELS: Final = {
     KernelKind.MATMUL: "matmul",
     KernelKind.ATTENTION_FORWARD: "attention forward",
     KernelKind.ATTENTION_BACKWARD: "attention backward",
 }
-_OTHERS: Final = "memory-bound: norms, activations, optimizer, ..."
+_MEMORY_BOUND_LABEL: Final = "memory-bound: norms, activations, optimizer, ..."
 
 
-def efficiency_figure(kernels: Sequence[Reached]) -> Figure:
+def efficiency_figure(kernels: Sequence[AchievedEfficiency]) -> Figure:
     """A mark for every kernel: how long it takes, and which part of the peak it reaches."""
-    groups: dict[str, list[Reached]] = {}
-    for kernel in kernels:
-        name = _GROUPS.get(kernel.row.kind)
-        groups.setdefault(_OTHERS if name is None else f"{name} {kernel.row.dtype.value}", []).append(kernel)
-    scale = time_scale(max(reached.seconds for reached in kernels))
+    groups: dict[str, list[AchievedEfficiency]] = {}
+    for achieved in kernels:
+        name = _KIND_LABELS.get(achieved.sample.kind)
+        groups.setdefault(_MEMORY_BOUND_LABEL if name is None else f"{name} {achieved.sample.dtype.value}", []).append(
+            achieved
+        )
+    scale = time_scale(max(achieved.seconds for achieved in kernels))
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    traces = [_marks(name, found, place, scale) for place, (name, found) in enumerate(ordered)]
-    x = axis(f"measured time [{scale.unit}]", type="log", dtick=1, exponentformat="none")
-    y = axis("efficiency", ticksuffix=" %", rangemode="tozero")
-    return plot("efficiency", traces, x, y, height=440, narrow={"height": 380, "legend": {"font": {"size": 9}}})
+    traces = [_marker_trace(name, members, index, scale) for index, (name, members) in enumerate(ordered)]
+    x = axis_layout(f"measured time [{scale.unit}]", type="log", dtick=1, exponentformat="none")
+    y = axis_layout("efficiency", ticksuffix=" %", rangemode="tozero")
+    return xy_figure("efficiency", traces, x, y, height=440, narrow={"height": 380, "legend": {"font": {"size": 9}}})
 
 
-def _marks(name: str, found: Sequence[Reached], place: int, scale: Scale) -> dict[str, Any]:
+def _marker_trace(name: str, members: Sequence[AchievedEfficiency], index: int, scale: AxisScale) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "markers", "name": escape(name),
-        "x": [reached.seconds / scale.size for reached in found], "y": [100.0 * item.share for item in found],
-        "text": [_hover(element) for element in found], "hovertemplate": "%{text}<extra></extra>",
+        "x": [achieved.seconds / scale.unit_size for achieved in members], "y": [100.0 * achieved.efficiency for achieved in members],
+        "text": [_hover_text(achieved) for achieved in members], "hovertemplate": "%{text}<extra></extra>",
         "marker": {
-            "color": _COLOURS[place % len(_COLOURS)], "symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 7,
+            "color": _COLOURS[index % len(_COLOURS)], "symbol": _SYMBOLS[index % len(_SYMBOLS)], "size": 7,
             "opacity": 0.75, "line": {"width": 0.5, "color": "@surface"},
         },
     }  # fmt: skip
 
 
-def _hover(each: Reached) -> str:
-    name = f"<b>{escape(family_words(each.row))}</b>"
-    reaches = f"{share_words(each.share)}: {each.rate_words}, {format_seconds(each.seconds)}"
-    return "<br>".join((name, escape(shape_words(each.row.shape)), reaches, f"bound by {each.bound.value}"))
+def _hover_text(achieved: AchievedEfficiency) -> str:
+    name = f"<b>{escape(family_label(achieved.sample))}</b>"
+    efficiency_text = f"{format_share(achieved.efficiency)}: {achieved.rate_label}, {format_seconds(achieved.seconds)}"
+    return "<br>".join(
+        (name, escape(format_kernel_shape(achieved.sample.shape)), efficiency_text, f"bound by {achieved.bound.value}")
+    )
 
 
-def load_figure(record: CalibrationRecord) -> Figure:
+def telemetry_figure(record: CalibrationRecord) -> Figure:
     """Clock and power over time, as far as the device says them, with its parts as bands."""
-    moments = over_time(record.moments)
-    scale = time_scale(moments[-1].seconds)
-    told = [item for item in _TOLD if any(map(item.of, moments))]
-    drawn = _bands(moments, scale)
+    samples = concatenate_sessions(record.moments)
+    scale = time_scale(samples[-1].seconds)
+    reported = [quantity for quantity in _TELEMETRY_QUANTITIES if any(map(quantity.read_value, samples))]
+    stage_shapes = _stage_shapes(samples, scale)
     return Figure(
         name="load",
-        traces=[_line(element, moments, scale, place) for place, element in enumerate(told)],
-        layout=layout(
+        traces=[_telemetry_trace(quantity, samples, scale, index) for index, quantity in enumerate(reported)],
+        layout=base_layout(
             margin={"l": 8, "r": 12, "t": 26, "b": 40},
-            shapes=[band for band, _ in drawn],
-            annotations=[words for _, words in drawn],
-            xaxis=axis(
-                f"time [{scale.unit}]", range=[0, moments[-1].seconds / scale.size or 1.0], anchor=f"y{len(told)}"
+            shapes=[rectangle for rectangle, _ in stage_shapes],
+            annotations=[annotation for _, annotation in stage_shapes],
+            xaxis=axis_layout(
+                f"time [{scale.unit}]",
+                range=[0, samples[-1].seconds / scale.unit_size or 1.0],
+                anchor=f"y{len(reported)}",
             ),
-            **{f"yaxis{place + 1}": _panel(entry, place, len(told)) for place, entry in enumerate(told)},
+            **{
+                f"yaxis{index + 1}": _panel_axis(quantity, index, len(reported))
+                for index, quantity in enumerate(reported)
+            },
         ),
-        height=120 + 150 * len(told),
+        height=120 + 150 * len(reported),
         narrow={},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _TelemetryQuantity:
     """What a device says of itself. of: its value at a moment, None where it does not say."""
 
     name: str
     unit: str
-    of: Callable[[TelemetrySample], float | None]
+    read_value: Callable[[TelemetrySample], float | None]
 
 
-_TOLD: Final = (
-    _Told("clock", "MHz", lambda moment: moment.state.sm_clock_mhz or None),
-    _Told("power", "W", lambda moment: moment.state.power_w or None),
+_TELEMETRY_QUANTITIES: Final = (
+    _TelemetryQuantity("clock", "MHz", lambda moment: moment.state.sm_clock_mhz or None),
+    _TelemetryQuantity("power", "W", lambda moment: moment.state.power_w or None),
 )
 
 
-def _panel(told: _Told, place: int, many: int) -> dict[str, Any]:
+def _panel_axis(quantity: _TelemetryQuantity, index: int, count: int) -> dict[str, Any]:
     """The axis of one of several drawings above each other."""
-    bottom, top = 1.0 - (place + 1) / many, 1.0 - place / many
-    return axis(f"{told.name} [{told.unit}]", domain=[bottom + _GAP if place + 1 < many else bottom, top], nticks=5)
+    bottom, top = 1.0 - (index + 1) / count, 1.0 - index / count
+    return axis_layout(
+        f"{quantity.name} [{quantity.unit}]", domain=[bottom + _GAP if index + 1 < count else bottom, top], nticks=5
+    )
 
 
-def _line(told: _Told, moments: Sequence[TelemetrySample], scale: Scale, place: int) -> dict[str, Any]:
+def _telemetry_trace(
+    quantity: _TelemetryQuantity, samples: Sequence[TelemetrySample], scale: AxisScale, index: int
+) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "lines+markers", "name": told.name, "yaxis": f"y{place + 1}",
-        "x": [moment.seconds / scale.size for moment in moments], "y": [told.of(telemetry_sample) for telemetry_sample in moments],
-        "text": [_moment_words(item) for item in moments], "marker": {"size": 4}, "line": {"color": _COLOURS[place]},
-        "hovertemplate": f"%{{text}}<br>{told.name} %{{y:,.0f}} {told.unit}<extra></extra>",
+        "type": "scatter", "mode": "lines+markers", "name": quantity.name, "yaxis": f"y{index + 1}",
+        "x": [sample.seconds / scale.unit_size for sample in samples], "y": [quantity.read_value(sample) for sample in samples],
+        "text": [_sample_hover_text(sample) for sample in samples], "marker": {"size": 4}, "line": {"color": _COLOURS[index]},
+        "hovertemplate": f"%{{text}}<br>{quantity.name} %{{y:,.0f}} {quantity.unit}<extra></extra>",
     }  # fmt: skip
 
 
-def _moment_words(moment: TelemetrySample) -> str:
-    words = f"<b>{escape(moment.part)}</b>, {format_seconds(moment.seconds)}"
-    held = ", ".join(moment.state.throttled)
-    return f"{words}<br>held down by {escape(held)}" if held else words
+def _sample_hover_text(sample: TelemetrySample) -> str:
+    text = f"<b>{escape(sample.part)}</b>, {format_seconds(sample.seconds)}"
+    throttle_text = ", ".join(sample.state.throttled)
+    return f"{text}<br>held down by {escape(throttle_text)}" if throttle_text else text
 
 
-def _bands(moments: Sequence[TelemetrySample], scale: Scale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _stage_shapes(samples: Sequence[TelemetrySample], scale: AxisScale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """A rectangle for each part that was run, and its name above it."""
-    found = bands(moments)
-    ends = [begin for _, begin, _ in found[1:]] + [found[-1][2]]
-    parts = list(dict.fromkeys(part for part, *_ in found))
+    intervals = stage_intervals(samples)
+    ends = [begin for _, begin, _ in intervals[1:]] + [intervals[-1][2]]
+    stage_names = list(dict.fromkeys(stage_name for stage_name, *_ in intervals))
     return [
         (
             {
                 "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 0},
-                "x0": begin / scale.size, "x1": end / scale.size,
-                "fillcolor": _BANDS[parts.index(part) % len(_BANDS)],
+                "x0": begin / scale.unit_size, "x1": end / scale.unit_size,
+                "fillcolor": _STAGE_COLOURS[stage_names.index(stage_name) % len(_STAGE_COLOURS)],
             },
             {
-                "x": begin / scale.size, "y": 1, "xref": "x", "yref": "paper", "text": escape(part), "showarrow": False,
+                "x": begin / scale.unit_size, "y": 1, "xref": "x", "yref": "paper", "text": escape(stage_name), "showarrow": False,
                 "xanchor": "left", "yanchor": "bottom", "font": {"size": 11, "color": "@muted"},
             },
         )
-        for (part, begin, _), end in zip(found, ends, strict=True)
+        for (stage_name, begin, _), end in zip(intervals, ends, strict=True)
     ]  # fmt: skip
 
 
-def chain_figure(rows: Sequence[InSituSample]) -> Figure:
+def in_situ_figure(samples: Sequence[InSituSample]) -> Figure:
     """A bar for each family: times that it takes what it takes alone."""
-    ordered = sorted(rows, key=lambda row: -row.in_chain)
-    labels = [escape(row.family.replace("_", " ")) for row in ordered]
-    factors = [row.factor for row in ordered]
-    words = [f"{format_seconds(row.in_chain)} in the layer, {format_seconds(row.isolated)} alone" for row in ordered]
-    bars = bar(
+    by_time = sorted(samples, key=lambda sample: -sample.in_chain)
+    labels = [escape(sample.family.replace("_", " ")) for sample in by_time]
+    factors = [sample.factor for sample in by_time]
+    hover_texts = [
+        f"{format_seconds(sample.in_chain)} in the layer, {format_seconds(sample.isolated)} alone" for sample in by_time
+    ]
+    bars = bar_trace(
         "", labels, factors, {"color": "#0072B2"}, text=[f"{factor:.2f}" for factor in factors], textposition="outside",
-        cliponaxis=False, hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>", customdata=words,
+        cliponaxis=False, hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>", customdata=hover_texts,
     )  # fmt: skip
-    one = level("x", 1, {"width": 1, "color": "@muted"})
-    x = axis("in the layer, over alone", range=[0, 1.2 * max(1.0, *factors)])
-    height, narrow = 90 + 26 * len(ordered), {"yaxis": {"tickfont": {"size": 9}}}
-    return chart("chain", [bars], x, height=height, narrow=narrow, shapes=[one], bargap=0.35)
+    unit_line = reference_line("x", 1, {"width": 1, "color": "@muted"})
+    x = axis_layout("in the layer, over alone", range=[0, 1.2 * max(1.0, *factors)])
+    height, narrow = 90 + 26 * len(by_time), {"yaxis": {"tickfont": {"size": 9}}}
+    return bar_figure("chain", [bars], x, height=height, narrow=narrow, shapes=[unit_line], bargap=0.35)
 
 
 def collectives_figure(record: CalibrationRecord) -> Figure:
     """A line for each collective and number of ranks: bytes over seconds, by payload."""
-    groups = list(by_call(record).values())
+    groups = list(samples_by_shape(record).values())
     traces: Traces = [
         {
-            "type": "scatter", "mode": "lines+markers", "name": escape(call_words(rows[0].call)),
-            "x": [row.call.payload for row in rows], "y": [row.call.payload / row.time.seconds / 1e9 for row in rows],
+            "type": "scatter", "mode": "lines+markers", "name": escape(call_label(samples[0].call)),
+            "x": [sample.call.payload for sample in samples], "y": [sample.call.payload / sample.time.seconds / 1e9 for sample in samples],
             "text": [
-                f"{format_bytes(row.call.payload)} in {format_seconds(row.time.seconds)}: "
-                f"{format_bandwidth(row.call.payload / row.time.seconds)}"
-                for row in rows
+                f"{format_bytes(sample.call.payload)} in {format_seconds(sample.time.seconds)}: "
+                f"{format_bandwidth(sample.call.payload / sample.time.seconds)}"
+                for sample in samples
             ],
             "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
-            "line": {"color": _COLOURS[place % len(_COLOURS)]}, "marker": {"symbol": _SYMBOLS[place % len(_SYMBOLS)]},
+            "line": {"color": _COLOURS[index % len(_COLOURS)]}, "marker": {"symbol": _SYMBOLS[index % len(_SYMBOLS)]},
         }
-        for place, rows in enumerate(groups)
+        for index, samples in enumerate(groups)
     ]  # fmt: skip
     sizes = [2.0**power for power in range(0, 41, 10)]
-    x = axis("payload", type="log", tickvals=sizes, ticktext=[format_bytes(size) for size in sizes])
-    y = axis("payload over time [GB/s]", type="log", dtick=1)
-    return plot("collectives", traces, x, y, height=460, narrow={"height": 400, "legend": {"font": {"size": 9}}})
+    x = axis_layout("payload", type="log", tickvals=sizes, ticktext=[format_bytes(size) for size in sizes])
+    y = axis_layout("payload over time [GB/s]", type="log", dtick=1)
+    return xy_figure("collectives", traces, x, y, height=460, narrow={"height": 400, "legend": {"font": {"size": 9}}})

@@ -3,77 +3,90 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from calibrate.report.section import Section
-from calibrate.report.transfers import call_words
+from calibrate.report.section import ReportSection
+from calibrate.report.transfers import call_label
 from clustersim.common.units import Seconds, format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, TimeStatistics, family_of
 from clustersim.model.kernels import MatmulShape
 
 
 @dataclass(frozen=True, slots=True)
-class Uneven:
+class ImbalanceComparison:
     """What has uneven parts. hottest: the largest over the mean; even: seconds with even ones, None: not measured."""
 
-    what: str
+    label: str
     size: str
-    hottest: float
-    even: Seconds | None
+    max_share: float
+    balanced_seconds: Seconds | None
     seconds: Seconds
 
     @property
-    def slowing(self) -> float | None:
+    def slowdown(self) -> float | None:
         """The part by which it takes longer."""
-        return None if self.even is None else self.seconds / self.even - 1.0
+        return None if self.balanced_seconds is None else self.seconds / self.balanced_seconds - 1.0
 
     @property
-    def cells(self) -> tuple[str, ...]:
+    def table_cells(self) -> tuple[str, ...]:
         """As a row of a table."""
-        even, longer = ("-", "-") if self.even is None else (format_seconds(self.even), f"{self.slowing:+.1%}")
-        return self.what, self.size, f"{self.hottest:.2f} x", even, format_seconds(self.seconds), longer
+        balanced_text, slowdown_text = (
+            ("-", "-")
+            if self.balanced_seconds is None
+            else (format_seconds(self.balanced_seconds), f"{self.slowdown:+.1%}")
+        )
+        return (
+            self.label,
+            self.size,
+            f"{self.max_share:.2f} x",
+            balanced_text,
+            format_seconds(self.seconds),
+            slowdown_text,
+        )
 
     @property
-    def content(self) -> Mapping[str, object]:
+    def json_content(self) -> Mapping[str, object]:
         """As plain data."""
-        times = {"even_seconds": self.even, "seconds": self.seconds, "slowing": self.slowing}
-        return {"what": self.what, "size": self.size, "hottest": self.hottest, **times}
+        times = {"even_seconds": self.balanced_seconds, "seconds": self.seconds, "slowing": self.slowdown}
+        return {"what": self.label, "size": self.size, "hottest": self.max_share, **times}
 
 
-def uneven_section(record: CalibrationRecord) -> Section:
+def imbalance_section(record: CalibrationRecord) -> ReportSection:
     """Products of experts, then all-to-alls."""
-    found = [*_products(record), *_calls(record)]
-    return Section(
+    comparisons = [*_grouped_gemm_comparisons(record), *_all_to_all_comparisons(record)]
+    return ReportSection(
         key="uneven",
         title="Uneven loads",
         heads=("what", "size", "largest part", "even", "uneven", "longer"),
-        rows=tuple(uneven.cells for uneven in found),
-        content=[item.content for item in found],
+        rows=tuple(comparison.table_cells for comparison in comparisons),
+        content=[comparison.json_content for comparison in comparisons],
         lead="Parts of different sizes, beside as much in equal parts.",
-        words=(0, 1),
+        text_columns=(0, 1),
     )
 
 
-def has_uneven(record: CalibrationRecord) -> bool:
+def has_imbalanced(record: CalibrationRecord) -> bool:
     """Whether anything with uneven parts was measured."""
-    return bool(record.uneven) or any(row.call.shares for row in record.collectives)
+    return bool(record.uneven) or any(sample.call.shares for sample in record.collectives)
 
 
-def _products(record: CalibrationRecord) -> Iterator[Uneven]:
-    for row in record.uneven:
-        even, shape = row.kernel.time, row.kernel.shape
+def _grouped_gemm_comparisons(record: CalibrationRecord) -> Iterator[ImbalanceComparison]:
+    for sample in record.uneven:
+        balanced, shape = sample.kernel.time, sample.kernel.shape
         if isinstance(shape, MatmulShape):
             size = f"{shape.batch} x {shape.m} x {shape.n} x {shape.k} {shape.operands.value}"
-            words = family_of(row.kernel.signature).replace("_", " ")
-            yield Uneven(words, size, row.imbalance, _seconds(even), row.time.seconds)
+            label = family_of(sample.kernel.signature).replace("_", " ")
+            yield ImbalanceComparison(label, size, sample.imbalance, _seconds_or_none(balanced), sample.time.seconds)
 
 
-def _calls(record: CalibrationRecord) -> Iterator[Uneven]:
-    times = {row.call: row.time for row in record.collectives}
-    for row in record.collectives:
-        if row.call.shares:
-            even = times.get(replace(row.call, shares=()))
-            size = format_bytes(row.call.payload)
-            yield Uneven(call_words(row.call), size, row.call.max_share, _seconds(even), row.time.seconds)
+def _all_to_all_comparisons(record: CalibrationRecord) -> Iterator[ImbalanceComparison]:
+    times = {sample.call: sample.time for sample in record.collectives}
+    for sample in record.collectives:
+        if sample.call.shares:
+            balanced = times.get(replace(sample.call, shares=()))
+            size = format_bytes(sample.call.payload)
+            yield ImbalanceComparison(
+                call_label(sample.call), size, sample.call.max_share, _seconds_or_none(balanced), sample.time.seconds
+            )
 
 
-def _seconds(time: TimeStatistics | None) -> Seconds | None:
+def _seconds_or_none(time: TimeStatistics | None) -> Seconds | None:
     return None if time is None else time.seconds

@@ -3,83 +3,83 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from calibrate.report.build import Report
-from calibrate.report.efficiency import ceiling, reached
-from calibrate.report.figures import chain_figure, collectives_figure, efficiency_figure, load_figure
-from calibrate.report.format import chain_factor, steady
-from calibrate.report.section import Section
+from calibrate.report.build import CalibrationReport
+from calibrate.report.efficiency import achieved_efficiencies, roofline_limits
+from calibrate.report.figures import collectives_figure, efficiency_figure, in_situ_figure, telemetry_figure
+from calibrate.report.format import in_situ_factor, steady_telemetry
+from calibrate.report.section import ReportSection
 from clustersim.common.units import format_bandwidth, format_seconds
 from clustersim.report.figure import Figure
-from clustersim.report.html_document import document, drawn
+from clustersim.report.html_document import html_document, render_panel
 
-_FEW: Final = 2  # looks at each part
-Drawn = Callable[[Report], Figure | None]
+_MIN_SAMPLES_PER_STAGE: Final = 2  # looks at each part
+FigureBuilder = Callable[[CalibrationReport], Figure | None]
 
 
-def report_page(report: Report) -> str:
+def report_page(report: CalibrationReport) -> str:
     """The page as HTML text."""
     device = report.record.device
     name = device.name or device.accelerator
-    sections = [(section, _figure(report, section)) for section in report.sections]
-    page = drawn(
+    sections = [(section, _section_figure(report, section)) for section in report.sections]
+    page = render_panel(
         "record.html",
         *(figure for _, figure in sections if figure is not None),
         title=f"Calibration of {name}",
         subject=f"{report.name}, {report.record.origin.value}",
-        rows=list(_numbers(report)),
-        facts=report.facts.items(),
+        rows=list(_key_numbers(report)),
+        facts=report.device_details.items(),
         sections=sections,
-        lacks=report.lacks,
+        lacks=report.missing_contents,
     )
-    return document(f"calibration of {name}", [page])
+    return html_document(f"calibration of {name}", [page])
 
 
-def _figure(report: Report, part: Section) -> Figure | None:
+def _section_figure(report: CalibrationReport, section: ReportSection) -> Figure | None:
     """The figure of a section, if it has one."""
-    return _FIGURES[part.key](report) if part.key in _FIGURES else None
+    return _FIGURE_BUILDERS[section.key](report) if section.key in _FIGURE_BUILDERS else None
 
 
-def _efficiency(report: Report) -> Figure | None:
-    most = ceiling(report.record, report.shipped)
-    return None if most is None else efficiency_figure(reached(report.record, most))
+def _efficiency_figure(report: CalibrationReport) -> Figure | None:
+    limits = roofline_limits(report.record, report.reference)
+    return None if limits is None else efficiency_figure(achieved_efficiencies(report.record, limits))
 
 
-def _load(report: Report) -> Figure | None:
+def _telemetry_figure(report: CalibrationReport) -> Figure | None:
     """Of a device that was looked at again and again; a CPU is once for each part, which the table says as well."""
-    moments = report.record.moments
-    known = any(moment.state.sm_clock_mhz or moment.state.power_w for moment in moments)
+    samples = report.record.moments
+    has_values = any(sample.state.sm_clock_mhz or sample.state.power_w for sample in samples)
     return (
-        load_figure(report.record)
-        if known and len(moments) > _FEW * len({telemetry_sample.part for telemetry_sample in moments})
+        telemetry_figure(report.record)
+        if has_values and len(samples) > _MIN_SAMPLES_PER_STAGE * len({sample.part for sample in samples})
         else None
     )
 
 
-_FIGURES: Final[dict[str, Drawn]] = {
-    "efficiency": _efficiency,
-    "under_load": _load,
-    "chain": lambda report: chain_figure(report.record.chain),
+_FIGURE_BUILDERS: Final[dict[str, FigureBuilder]] = {
+    "efficiency": _efficiency_figure,
+    "under_load": _telemetry_figure,
+    "chain": lambda report: in_situ_figure(report.record.chain),
     "collectives": lambda report: collectives_figure(report.record),
 }
 
 
-def _numbers(report: Report) -> Iterator[tuple[str, str, str]]:
+def _key_numbers(report: CalibrationReport) -> Iterator[tuple[str, str, str]]:
     """What people compare: name, value, and what it means."""
     record = report.record
-    state, factor, fit = steady(record), chain_factor(record.chain), record.kernel_fit
+    state, factor, fit = steady_telemetry(record), in_situ_factor(record.chain), record.kernel_fit
     if record.steps:
-        worst = max((row.error for row in record.steps), key=abs)
+        worst = max((sample.error for sample in record.steps), key=abs)
         yield "unseen steps", f"{worst:+.1%}", "the largest error of steps that the record was not measured for"
     if state is not None and state.sm_clock_mhz:
         yield "clock", f"{state.sm_clock_mhz:,.0f} MHz", "under load, after the soak"
     if state is not None and state.power_w:
         yield "power", f"{state.power_w:,.0f} W", "under load, after the soak"
     if fit is not None:
-        moved = fit.memory_bandwidth * fit.efficiency.memory
-        yield "memory", format_bandwidth(moved), "that streaming kernels reach"
+        achieved_bandwidth = fit.memory_bandwidth * fit.efficiency.memory
+        yield "memory", format_bandwidth(achieved_bandwidth), "that streaming kernels reach"
     if factor is not None:
         yield "in a layer", f"{factor:.3f}", "times that kernels take in a layer what they take alone"
-    for row in record.host[:1]:
-        yield "host", format_seconds(row.forward), f"for each launch of forward, {row.state.value}"
-    measured = sum(row.time is not None for row in record.kernels)
-    yield "kernels", f"{measured:,}", "that were measured"
+    for sample in record.host[:1]:
+        yield "host", format_seconds(sample.forward), f"for each launch of forward, {sample.state.value}"
+    measured_count = sum(sample.time is not None for sample in record.kernels)
+    yield "kernels", f"{measured_count:,}", "that were measured"

@@ -8,7 +8,7 @@ Content = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A table, and the same as plain data in SI units.
 
     key: in JSON; lead: a sentence before it; words: the columns that hold words and not quantities.
@@ -20,4 +20,4 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
     content: Content
     lead: str = ""
-    words: tuple[int, ...] = ()
+    text_columns: tuple[int, ...] = ()

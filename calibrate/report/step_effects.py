@@ -1,45 +1,47 @@
 """What does a step add to kernels by themselves, and how true is the whole? Chain, host, unseen steps, interference."""
 
-from calibrate.report.format import chain_factor
-from calibrate.report.section import Section
+from calibrate.report.format import in_situ_factor
+from calibrate.report.section import ReportSection
 from clustersim.common.units import format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, InterferenceSample, TimeStatistics
-from clustersim.report.export.span_descriptions import shape_words
+from clustersim.report.export.span_descriptions import format_kernel_shape
 
 
-def chain_section(record: CalibrationRecord) -> Section:
+def in_situ_section(record: CalibrationRecord) -> ReportSection:
     """Factors by family, those that weigh most first; all of them at the end."""
-    ordered = sorted(record.chain, key=lambda row: -row.in_chain)
-    lines = [
+    samples = sorted(record.chain, key=lambda sample: -sample.in_chain)
+    table_rows = [
         (
-            row.family.replace("_", " "),
-            f"{row.kernels:,}",
-            format_seconds(row.isolated),
-            format_seconds(row.in_chain),
-            f"{row.factor:.3f}",
+            sample.family.replace("_", " "),
+            f"{sample.kernels:,}",
+            format_seconds(sample.isolated),
+            format_seconds(sample.in_chain),
+            f"{sample.factor:.3f}",
         )
-        for row in ordered
+        for sample in samples
     ]
-    isolated, in_chain = (sum(item) for item in zip(*((row.isolated, row.in_chain) for row in ordered), strict=True))
-    factor = chain_factor(record.chain)
-    kernels = sum(row.kernels for row in ordered)
-    whole = ("all of them", f"{kernels:,}", format_seconds(isolated), format_seconds(in_chain), f"{factor:.3f}")
-    return Section(
+    isolated, in_chain = (
+        sum(seconds) for seconds in zip(*((sample.isolated, sample.in_chain) for sample in samples), strict=True)
+    )
+    factor = in_situ_factor(record.chain)
+    kernels = sum(sample.kernels for sample in samples)
+    total_row = ("all of them", f"{kernels:,}", format_seconds(isolated), format_seconds(in_chain), f"{factor:.3f}")
+    return ReportSection(
         key="chain",
         title="Kernels in a layer",
         heads=("family", "kernels", "by themselves", "in the layer", "factor"),
-        rows=(*lines, whole),
+        rows=(*table_rows, total_row),
         content={
             "factor": factor,
             "families": [
                 {
-                    "family": row.family,
-                    "kernels": row.kernels,
-                    "isolated_s": row.isolated,
-                    "in_chain_s": row.in_chain,
-                    "factor": row.factor,
+                    "family": sample.family,
+                    "kernels": sample.kernels,
+                    "isolated_s": sample.isolated,
+                    "in_chain_s": sample.in_chain,
+                    "factor": sample.factor,
                 }
-                for row in ordered
+                for sample in samples
             ],
         },
         lead=(
@@ -49,82 +51,87 @@ def chain_section(record: CalibrationRecord) -> Section:
     )
 
 
-def host_section(record: CalibrationRecord) -> Section:
+def host_section(record: CalibrationRecord) -> ReportSection:
     """Seconds of each launch."""
-    return Section(
+    return ReportSection(
         key="host",
         title="The host",
         heads=("how it launches", "forward, each", "backward, each", "launches"),
         rows=tuple(
             (
-                row.state.value.replace("_", " "),
-                format_seconds(row.forward),
-                format_seconds(row.backward),
-                " + ".join(f"{many:,}" for many in row.launches),
+                sample.state.value.replace("_", " "),
+                format_seconds(sample.forward),
+                format_seconds(sample.backward),
+                " + ".join(f"{count:,}" for count in sample.launches),
             )
-            for row in record.host
+            for sample in record.host
         ),
         content=[
-            {"state": row.state.value, "forward_s": row.forward, "backward_s": row.backward, "launches": row.launches}
-            for row in record.host
+            {
+                "state": sample.state.value,
+                "forward_s": sample.forward,
+                "backward_s": sample.backward,
+                "launches": sample.launches,
+            }
+            for sample in record.host
         ],
         lead=f"What {record.device.host or 'this host'} needs for each launch; a kernel that is shorter waits for it.",
     )
 
 
-def steps_section(record: CalibrationRecord) -> Section:
+def holdout_section(record: CalibrationRecord) -> ReportSection:
     """Unseen steps beside their prediction."""
-    return Section(
+    return ReportSection(
         key="steps",
         title="Steps that were not measured for",
         heads=("step", "predicted", "measured", "error"),
         rows=tuple(
-            (row.what, format_seconds(row.predicted), format_seconds(row.measured), f"{row.error:+.1%}")
-            for row in record.steps
+            (step.what, format_seconds(step.predicted), format_seconds(step.measured), f"{step.error:+.1%}")
+            for step in record.steps
         ),
         content=[
-            {"what": row.what, "predicted_s": row.predicted, "measured_s": row.measured, "error": row.error}
-            for row in record.steps
+            {"what": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
+            for step in record.steps
         ],
         lead="Real steps of this device, of sizes that the record was not measured for, and what it predicts.",
     )
 
 
-def beside_section(record: CalibrationRecord) -> Section:
+def interference_section(record: CalibrationRecord) -> ReportSection:
     """What kernels and other work do to each other."""
-    return Section(
+    return ReportSection(
         key="interference",
         title="Kernels beside other work",
         heads=("kernel", "beside", "alone", "together", "longer", "the other is longer"),
-        rows=tuple(_beside(row) for row in record.beside),
+        rows=tuple(_interference_row(sample) for sample in record.beside),
         content=[
             {
-                "kernel": shape_words(row.kernel.shape),
-                "beside": row.beside,
-                "payload_bytes": None if row.call is None else row.call.payload,
-                "longer": row.kernel_slowdown,
-                "call_longer": _longer(row.call_alone, row.call_together),
+                "kernel": format_kernel_shape(sample.kernel.shape),
+                "beside": sample.beside,
+                "payload_bytes": None if sample.call is None else sample.call.payload,
+                "longer": sample.kernel_slowdown,
+                "call_longer": _slowdown(sample.call_alone, sample.call_together),
             }
-            for row in record.beside
+            for sample in record.beside
         ],
-        words=(1,),
+        text_columns=(1,),
     )
 
 
-def _beside(row: InterferenceSample) -> tuple[str, ...]:
-    call, time, other = row.call, row.kernel.time, _longer(row.call_alone, row.call_together)
-    what = row.beside.replace("_", " ")
+def _interference_row(sample: InterferenceSample) -> tuple[str, ...]:
+    call, time, comm_slowdown = sample.call, sample.kernel.time, _slowdown(sample.call_alone, sample.call_together)
+    background = sample.beside.replace("_", " ")
     if call is not None:
-        what += f", {format_bytes(call.payload)}, {call.ranks} ranks"
+        background += f", {format_bytes(call.payload)}, {call.ranks} ranks"
     return (
-        f"{row.kernel.kind.value.replace('_', ' ')} {row.kernel.dtype.value} {shape_words(row.kernel.shape)}",
-        what,
+        f"{sample.kernel.kind.value.replace('_', ' ')} {sample.kernel.dtype.value} {format_kernel_shape(sample.kernel.shape)}",
+        background,
         "" if time is None else format_seconds(time.seconds),
-        format_seconds(row.together.seconds),
-        f"{row.kernel_slowdown:+.1%}",
-        "" if other is None else f"{other:+.1%}",
+        format_seconds(sample.together.seconds),
+        f"{sample.kernel_slowdown:+.1%}",
+        "" if comm_slowdown is None else f"{comm_slowdown:+.1%}",
     )
 
 
-def _longer(alone: TimeStatistics | None, together: TimeStatistics | None) -> float | None:
-    return None if alone is None or together is None else together.seconds / alone.seconds - 1.0
+def _slowdown(isolated: TimeStatistics | None, overlapped: TimeStatistics | None) -> float | None:
+    return None if isolated is None or overlapped is None else overlapped.seconds / isolated.seconds - 1.0

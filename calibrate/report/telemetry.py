@@ -10,111 +10,124 @@ from dataclasses import replace
 from itertools import groupby
 from statistics import median
 
-from calibrate.report.section import Section
+from calibrate.report.section import ReportSection
 from clustersim.common.units import format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, GpuSample, TelemetrySample
-from clustersim.report.figure import share_words
+from clustersim.report.figure import format_share
 
 
-def over_time(moments: Sequence[TelemetrySample]) -> list[TelemetrySample]:
+def concatenate_sessions(samples: Sequence[TelemetrySample]) -> list[TelemetrySample]:
     """Moments of all sessions, one after the other."""
-    found: list[TelemetrySample] = []
-    base, last = 0.0, 0.0
-    for moment in moments:
-        if moment.seconds < last:
-            base += last
-        last = moment.seconds
-        found.append(replace(moment, seconds=base + last))
-    return found
+    shifted: list[TelemetrySample] = []
+    offset, last = 0.0, 0.0
+    for sample in samples:
+        if sample.seconds < last:
+            offset += last
+        last = sample.seconds
+        shifted.append(replace(sample, seconds=offset + last))
+    return shifted
 
 
-def load_section(record: CalibrationRecord) -> Section:
+def telemetry_section(record: CalibrationRecord) -> ReportSection:
     """The device by part."""
-    parts = dict.fromkeys(moment.part for moment in record.moments)
-    groups = {
-        part: [telemetry_sample.state for telemetry_sample in record.moments if telemetry_sample.part == part]
-        for part in parts
+    stage_names = dict.fromkeys(sample.part for sample in record.moments)
+    states_by_stage = {
+        stage_name: [sample.state for sample in record.moments if sample.part == stage_name]
+        for stage_name in stage_names
     }
-    states = [row.under for row in record.kernels if row.under is not None]
-    groups |= {"kernels' rows": states} if states else {}
-    return Section(
+    states = [kernel_sample.under for kernel_sample in record.kernels if kernel_sample.under is not None]
+    states_by_stage |= {"kernels' rows": states} if states else {}
+    return ReportSection(
         key="under_load",
         title="The device under load",
         heads=("part", "looks", "clock", "power", "temperature", "held down by"),
-        rows=tuple((part, f"{len(states):,}", *_state(states)) for part, states in groups.items()),
-        content=[{"part": part, **_content(states)} for part, states in groups.items()],
+        rows=tuple(
+            (stage_name, f"{len(states):,}", *_telemetry_cells(states))
+            for stage_name, states in states_by_stage.items()
+        ),
+        content=[{"part": stage_name, **_telemetry_json(states)} for stage_name, states in states_by_stage.items()],
         lead=(
             "Medians, and from least to most in brackets; of a GPU the SM clock. What kept it down, with the share of "
             "looks in which it did."
         ),
-        words=(5,),
+        text_columns=(5,),
     )
 
 
-def _state(states: Sequence[DeviceTelemetry]) -> tuple[str, ...]:
-    throttled = ", ".join(f"{name} {share_words(share)}" for name, share in throttles(states).items())
+def _telemetry_cells(states: Sequence[DeviceTelemetry]) -> tuple[str, ...]:
+    throttled = ", ".join(f"{name} {format_share(share)}" for name, share in throttle_shares(states).items())
     return (
-        _spread([state.sm_clock_mhz for state in states], "MHz"),
-        _spread([device_telemetry.power_w for device_telemetry in states], "W"),
-        _spread([item.temperature_c for item in states], "°C"),
+        _format_range([state.sm_clock_mhz for state in states], "MHz"),
+        _format_range([state.power_w for state in states], "W"),
+        _format_range([state.temperature_c for state in states], "°C"),
         throttled or "nothing",
     )
 
 
-def throttles(states: Sequence[DeviceTelemetry]) -> dict[str, float]:
+def throttle_shares(states: Sequence[DeviceTelemetry]) -> dict[str, float]:
     """What kept clocks down, by the share of looks in which it did."""
-    counted = Counter(name for state in states for name in state.throttled)
-    return {name: many / len(states) for name, many in counted.most_common()}
+    counts = Counter(name for state in states for name in state.throttled)
+    return {name: count / len(states) for name, count in counts.most_common()}
 
 
-def _spread(values: Sequence[float], unit: str) -> str:
-    known = [value for value in values if value]
-    if not known:
+def _format_range(values: Sequence[float], unit: str) -> str:
+    nonzero = [value for value in values if value]
+    if not nonzero:
         return "not said"
-    if max(known) == min(known):
-        return f"{known[0]:,.0f} {unit}"
-    return f"{median(known):,.0f} {unit} ({min(known):,.0f} to {max(known):,.0f})"
+    if max(nonzero) == min(nonzero):
+        return f"{nonzero[0]:,.0f} {unit}"
+    return f"{median(nonzero):,.0f} {unit} ({min(nonzero):,.0f} to {max(nonzero):,.0f})"
 
 
-def _content(states: Sequence[DeviceTelemetry]) -> dict[str, object]:
-    def middle(values: Sequence[float]) -> float | None:
-        known = [value for value in values if value]
-        return median(known) if known else None
+def _telemetry_json(states: Sequence[DeviceTelemetry]) -> dict[str, object]:
+    def median_or_none(values: Sequence[float]) -> float | None:
+        nonzero = [value for value in values if value]
+        return median(nonzero) if nonzero else None
 
     return {
         "looks": len(states),
-        "sm_clock_mhz": middle([state.sm_clock_mhz for state in states]),
-        "power_w": middle([device_telemetry.power_w for device_telemetry in states]),
-        "temperature_c": middle([item.temperature_c for item in states]),
-        "throttled_share": throttles(states),
+        "sm_clock_mhz": median_or_none([state.sm_clock_mhz for state in states]),
+        "power_w": median_or_none([state.power_w for state in states]),
+        "temperature_c": median_or_none([state.temperature_c for state in states]),
+        "throttled_share": throttle_shares(states),
     }
 
 
-def bands(moments: Sequence[TelemetrySample]) -> list[tuple[str, float, float]]:
+def stage_intervals(samples: Sequence[TelemetrySample]) -> list[tuple[str, float, float]]:
     """Parts with their first and last second, in order of time."""
-    runs = [(part, list(run)) for part, run in groupby(moments, key=lambda each: each.part)]
-    return [(part, run[0].seconds, run[-1].seconds) for part, run in runs]
+    stage_runs = [
+        (stage_name, list(stage_samples))
+        for stage_name, stage_samples in groupby(samples, key=lambda sample: sample.part)
+    ]
+    return [
+        (stage_name, stage_samples[0].seconds, stage_samples[-1].seconds) for stage_name, stage_samples in stage_runs
+    ]
 
 
-def gpus_section(record: CalibrationRecord) -> Section:
+def gpus_section(record: CalibrationRecord) -> ReportSection:
     """How far the GPUs of the node differ."""
-    fastest = min(row.time.seconds for row in record.gpus)
-    return Section(
+    fastest = min(sample.time.seconds for sample in record.gpus)
+    return ReportSection(
         key="gpus",
         title="GPUs of this node",
         heads=("GPU", "time of the same product", "longer than the fastest", "under load"),
         rows=tuple(
-            (row.place, format_seconds(row.time.seconds), f"{row.time.seconds / fastest - 1.0:+.1%}", _under(row))
-            for row in record.gpus
+            (
+                sample.place,
+                format_seconds(sample.time.seconds),
+                f"{sample.time.seconds / fastest - 1.0:+.1%}",
+                _format_telemetry(sample),
+            )
+            for sample in record.gpus
         ),
         content=[
-            {"place": row.place, "seconds": row.time.seconds, "longer": row.time.seconds / fastest - 1.0}
-            for row in record.gpus
+            {"place": sample.place, "seconds": sample.time.seconds, "longer": sample.time.seconds / fastest - 1.0}
+            for sample in record.gpus
         ],
         lead="A job that waits for all of them runs at the pace of the slowest.",
-        words=(3,),
+        text_columns=(3,),
     )
 
 
-def _under(row: GpuSample) -> str:
-    return "" if row.under is None else f"{row.under.sm_clock_mhz:,.0f} MHz, {row.under.power_w:,.0f} W"
+def _format_telemetry(sample: GpuSample) -> str:
+    return "" if sample.under is None else f"{sample.under.sm_clock_mhz:,.0f} MHz, {sample.under.power_w:,.0f} W"

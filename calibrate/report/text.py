@@ -4,44 +4,48 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from calibrate.report.build import Report
-from calibrate.report.section import Section
+from calibrate.report.build import CalibrationReport
+from calibrate.report.section import ReportSection
 
 _WIDTH: Final = 100  # of sentences
-_ORIGINS: Final = {"measured": "", "published": ", published by others", "derived": ", derived from another record"}
+_ORIGIN_SUFFIXES: Final = {
+    "measured": "",
+    "published": ", published by others",
+    "derived": ", derived from another record",
+}
 
 
-def report_text(report: Report) -> str:
+def format_report(report: CalibrationReport) -> str:
     """The whole report."""
-    return "\n".join(_lines(report))
+    return "\n".join(_report_lines(report))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _report_lines(report: CalibrationReport) -> Iterator[str]:
     device = report.record.device
-    yield f"{report.name}: {device.name or device.accelerator}{_ORIGINS[report.record.origin.value]}"
-    yield from (f"  {name}: {value}" for name, value in report.facts.items())
+    yield f"{report.name}: {device.name or device.accelerator}{_ORIGIN_SUFFIXES[report.record.origin.value]}"
+    yield from (f"  {name}: {value}" for name, value in report.device_details.items())
     for section in report.sections:
         yield ""
         yield section.title
         yield from textwrap.wrap(section.lead, _WIDTH, initial_indent="  ", subsequent_indent="  ")
-        yield from _table(section)
-    if report.lacks:
+        yield from _table_lines(section)
+    if report.missing_contents:
         yield ""
         yield "It says nothing of"
-        yield from (f"  {what}" for what in report.lacks)
+        yield from (f"  {missing}" for missing in report.missing_contents)
 
 
-def _table(section: Section) -> Iterator[str]:
+def _table_lines(section: ReportSection) -> Iterator[str]:
     """Names to the left, quantities to the right, words as long as they are where they come last."""
     rows = (section.heads, *section.rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
-            _cell(word, width, left=place in (0, *section.words))
-            for place, (word, width) in enumerate(zip(row, widths, strict=True))
+            _format_cell(text, width, left=column_index in (0, *section.text_columns))
+            for column_index, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         yield ("  " + "  ".join(cells)).rstrip()
 
 
-def _cell(word: str, width: int, *, left: bool) -> str:
-    return f"{word:<{width}}" if left else f"{word:>{width}}"
+def _format_cell(text: str, width: int, *, left: bool) -> str:
+    return f"{text:<{width}}" if left else f"{text:>{width}}"

@@ -7,40 +7,40 @@ power no longer change (`devices.burn_in`), whenever anything is to be measured 
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from calibrate.devices.burn_in import soak
-from calibrate.kernels.progress import lasting
-from calibrate.report.format import state_words
-from calibrate.stages.stage import Bench, Part
+from calibrate.devices.burn_in import burn_in
+from calibrate.kernels.progress import time_progress
+from calibrate.report.format import describe_telemetry
+from calibrate.stages.stage import CalibrationContext, CalibrationStage
 from clustersim.common.units import Seconds
 
-LEAST: Final = 20.0  # seconds: drift is what changes from one window of 10 s to the next
+MIN_BURN_IN_SECONDS: Final = 20.0  # seconds: drift is what changes from one window of 10 s to the next
 
 
 @dataclass(frozen=True, slots=True)
-class Soak:
+class BurnInStage:
     """The device at work until it is steady, before other parts."""
 
-    before: tuple[Part, ...]
+    dependent_stages: tuple[CalibrationStage, ...]
 
     name: ClassVar[str] = "soak"
     minutes: ClassVar[float] = 2.0
-    least: ClassVar[Seconds] = LEAST
+    min_seconds: ClassVar[Seconds] = MIN_BURN_IN_SECONDS
 
-    def obstacle(self, bench: Bench) -> str:
+    def unavailable_reason(self, context: CalibrationContext) -> str:
         """A processor has no clock of its own that falls after seconds."""
-        return "a CPU needs none" if bench.is_cpu else ""
+        return "a CPU needs none" if context.is_cpu else ""
 
-    def due(self, bench: Bench) -> bool:
+    def has_work(self, context: CalibrationContext) -> bool:
         """Whenever anything else is: the device has cooled since it was last busy."""
-        return any(part.due(bench) and not part.obstacle(bench) for part in self.before)
+        return any(stage.has_work(context) and not stage.unavailable_reason(context) for stage in self.dependent_stages)
 
-    def words(self, bench: Bench) -> str:  # noqa: ARG002 - the same on every GPU
+    def describe(self, context: CalibrationContext) -> str:  # noqa: ARG002 - the same on every GPU
         """What it does."""
         return "keeps the GPU busy until its clock no longer falls"
 
-    def measure(self, bench: Bench, seconds: Seconds) -> str:
+    def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """Keep the device busy; the clock that it came to."""
-        with lasting(self.name, seconds) as say:
-            moments = soak(bench.device, seconds, say)
-        bench.session.seen(moments)
-        return state_words(moments[-1].state) if moments else "the device does not say its clocks"
+        with time_progress(self.name, seconds) as notify:
+            samples = burn_in(context.device, seconds, notify)
+        context.session.add_telemetry(samples)
+        return describe_telemetry(samples[-1].state) if samples else "the device does not say its clocks"

@@ -30,9 +30,9 @@ from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:  # these need torch
     from calibrate.devices.device import TorchDevice
-    from calibrate.stages.stage import Bench
+    from calibrate.stages.stage import CalibrationContext
 
-_BUDGET: Final = "20min"
+_DEFAULT_BUDGET: Final = "20min"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", metavar="FORMAT", nargs="+", choices=formats, default=[], help=some)
     models = "measure layers of models at usual degrees (default: Llama 3 8B, 70B and 405B)"
     parser.add_argument("--presets", metavar="MODEL", nargs="*", help=models)
-    parser.add_argument("--budget", default=_BUDGET, metavar="TIME", help=f"time for all parts (default: {_BUDGET})")
+    parser.add_argument(
+        "--budget", default=_DEFAULT_BUDGET, metavar="TIME", help=f"time for all parts (default: {_DEFAULT_BUDGET})"
+    )
     only = "say what would be measured, for how long and into which file, and end"
     parser.add_argument("--plan-only", "--dry-run", action="store_true", help=only)
     parser.add_argument("--accelerator", metavar="NAME", help="what clustersim calls the device, or a file of your own")
@@ -65,106 +67,110 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Measure what was asked for into a record; raise InputError where it cannot be."""
     require_torch()
-    from calibrate.stages.plan import plan_text, planned
-    from calibrate.stages.run import run
+    from calibrate.stages.plan import format_plan, plan_session
+    from calibrate.stages.run import run_session
 
-    budget = _budget(options.budget)
-    bench = _bench(options, budget)
-    plan = planned(bench, budget)
+    budget = _parse_budget(options.budget)
+    context = _build_context(options, budget)
+    plan = plan_session(context, budget)
     if options.plan_only:
-        print(plan_text(bench, plan))
+        print(format_plan(context, plan))
         return
-    print(plan_text(bench, plan), file=sys.stderr, flush=True)
-    bench.session.save()
+    print(format_plan(context, plan), file=sys.stderr, flush=True)
+    context.session.save()
     try:
-        record = run(bench, plan)
+        record = run_session(context, plan)
     except KeyboardInterrupt:
-        _stopped(bench)
+        _finish_interrupted(context)
         raise
-    print(summary(record, bench.session.path))
+    print(summarize_record(record, context.session.path))
 
 
-def summary(record: CalibrationRecord, path: Path) -> str:
+def summarize_record(record: CalibrationRecord, path: Path) -> str:
     """What a record holds now, and how it is used, for people."""
-    use = [f"use: clustersim run SCENARIO.yaml --set cost.record={path}", f"see: clustersim calibrate report {path}"]
-    return "\n".join([f"{path}: {record.device.name}", *(f"  {line}" for line in summary_lines(record)), *use])
+    hints = [f"use: clustersim run SCENARIO.yaml --set cost.record={path}", f"see: clustersim calibrate report {path}"]
+    return "\n".join([f"{path}: {record.device.name}", *(f"  {line}" for line in summary_lines(record)), *hints])
 
 
-def _bench(options: argparse.Namespace, budget: Seconds) -> "Bench":
+def _build_context(options: argparse.Namespace, budget: Seconds) -> "CalibrationContext":
     """What is measured on what; nothing is, or written, before that is known to be possible."""
-    from calibrate.devices.device import accelerator_of, find
-    from calibrate.kernels.selection import Wishes, kernels_for
-    from calibrate.kernels.session import Session, conditions
-    from calibrate.kernels.timing import Method
-    from calibrate.stages.stage import Bench
+    from calibrate.devices.device import accelerator_name, find_device
+    from calibrate.kernels.selection import KernelRequest, requested_kernels
+    from calibrate.kernels.session import KernelSession, session_conditions
+    from calibrate.kernels.timing import MeasurementMethod
+    from calibrate.stages.stage import CalibrationContext
 
     if options.overrides and not options.scenarios:
         raise InputError("--set changes a scenario; name one with --for")
-    if options.formats and not _grid(options):
+    if options.formats and not _uses_grid(options):
         raise InputError("--formats are of the grid, a scenario has its own; add --grid")
     scenarios = [Scenario.load(Path(path), options.overrides) for path in options.scenarios]
-    device, method = find(options.device), Method()
-    accelerator = load_accelerator(accelerator_of(device, options.accelerator))
-    _warn_of_others(scenarios, accelerator.name, device)
+    device, method = find_device(options.device), MeasurementMethod()
+    accelerator = load_accelerator(accelerator_name(device, options.accelerator))
+    _warn_other_accelerators(scenarios, accelerator.name, device)
     path = Path(options.output or f"{accelerator.name}.record.json")
     require_writable(path)
-    now = conditions(device, _typed(sys.argv), method)
-    session = Session(path, device.describe(accelerator.name), now)
-    wishes = Wishes(scenarios, _presets(options), _grid(options), budget, tuple(map(DType, options.formats)))
-    asked = kernels_for(wishes, device)
-    first = scenarios[0] if scenarios else None
-    return Bench(device, accelerator, session, method, asked, _wished(options), first)
+    measurement_conditions = session_conditions(device, _command_as_typed(sys.argv), method)
+    session = KernelSession(path, device.describe(accelerator.name), measurement_conditions)
+    request = KernelRequest(
+        scenarios, _requested_presets(options), _uses_grid(options), budget, tuple(map(DType, options.formats))
+    )
+    kernels = requested_kernels(request, device)
+    first_scenario = scenarios[0] if scenarios else None
+    return CalibrationContext(device, accelerator, session, method, kernels, _describe_request(options), first_scenario)
 
 
-def _warn_of_others(scenarios: Sequence[Scenario], here: str, device: "TorchDevice") -> None:
+def _warn_other_accelerators(scenarios: Sequence[Scenario], measured_accelerator: str, device: "TorchDevice") -> None:
     """A scenario of another accelerator: its shapes can be measured here, its times cannot."""
-    others = dict.fromkeys(scenario.cluster.accelerator.name for scenario in scenarios)
-    others.pop(here, None)
-    if others:
+    other_accelerators = dict.fromkeys(scenario.cluster.accelerator.name for scenario in scenarios)
+    other_accelerators.pop(measured_accelerator, None)
+    if other_accelerators:
         print(
-            f"warning: --for: the scenario runs on {', '.join(others)}, and this is {device.name} ({here}): the record "
-            f"will be of {here}, and answer for {', '.join(others)} only if the scenario says how it scales "
+            f"warning: --for: the scenario runs on {', '.join(other_accelerators)}, and this is {device.name} ({measured_accelerator}): the record "
+            f"will be of {measured_accelerator}, and answer for {', '.join(other_accelerators)} only if the scenario says how it scales "
             "(cost.record: {file: ..., scale: ...})",
             file=sys.stderr,
         )
 
 
-def _stopped(bench: "Bench") -> None:
-    from calibrate.stages.run import finish
+def _finish_interrupted(context: "CalibrationContext") -> None:
+    from calibrate.stages.run import finish_session
 
-    finish(bench)
-    path = bench.session.path
+    finish_session(context)
+    path = context.session.path
     print(f"\nstopped: {path} holds what was measured; the same command goes on with the rest", file=sys.stderr)
 
 
-def _budget(text: str) -> Seconds:
+def _parse_budget(text: str) -> Seconds:
     try:
         seconds = parse_quantity(text, Dimension.TIME)
     except InputError as error:
-        raise InputError(f"--budget: {error}; for minutes write {_BUDGET}") from error
+        raise InputError(f"--budget: {error}; for minutes write {_DEFAULT_BUDGET}") from error
     if seconds <= 0.0:
-        raise InputError(f"--budget {text} is no time to measure in; write e.g. {_BUDGET}")
+        raise InputError(f"--budget {text} is no time to measure in; write e.g. {_DEFAULT_BUDGET}")
     return seconds
 
 
-def _wished(options: argparse.Namespace) -> str:
+def _describe_request(options: argparse.Namespace) -> str:
     """What was asked for, in words."""
-    presets = " ".join(_presets(options))
-    grid = f"a general grid{' in ' * bool(options.formats)}{' and '.join(options.formats)}" if _grid(options) else ""
-    words = (*options.scenarios, presets and f"layers of {presets}", grid)
-    return " and ".join(filter(None, words))
+    presets = " ".join(_requested_presets(options))
+    grid = (
+        f"a general grid{' in ' * bool(options.formats)}{' and '.join(options.formats)}" if _uses_grid(options) else ""
+    )
+    labels = (*options.scenarios, presets and f"layers of {presets}", grid)
+    return " and ".join(filter(None, labels))
 
 
-def _presets(options: argparse.Namespace) -> Sequence[str]:
-    from calibrate.kernels.kernel_grid import MODELS
+def _requested_presets(options: argparse.Namespace) -> Sequence[str]:
+    from calibrate.kernels.kernel_grid import PRESET_MODELS
 
-    return () if options.presets is None else options.presets or MODELS
+    return () if options.presets is None else options.presets or PRESET_MODELS
 
 
-def _grid(options: argparse.Namespace) -> bool:
+def _uses_grid(options: argparse.Namespace) -> bool:
     return bool(options.grid or not (options.scenarios or options.presets is not None))
 
 
-def _typed(words: Sequence[str]) -> str:
+def _command_as_typed(argv: Sequence[str]) -> str:
     """The command as a user types it, started either way."""
-    return shlex.join(["clustersim", "calibrate", *words[1 + (words[1:2] == ["calibrate"]) :]])
+    return shlex.join(["clustersim", "calibrate", *argv[1 + (argv[1:2] == ["calibrate"]) :]])

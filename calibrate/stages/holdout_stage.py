@@ -7,39 +7,39 @@ run (`calibrate.holdout`). How far they are apart is the record's band.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from calibrate.fit.record_fit import fitted
-from calibrate.kernels.progress import lasting
-from calibrate.stages.stage import Bench, no_scenario
-from calibrate.stages.stage_telemetry import looked_at
+from calibrate.fit.record_fit import fit_record
+from calibrate.kernels.progress import time_progress
+from calibrate.stages.stage import CalibrationContext, no_scenario_reason
+from calibrate.stages.stage_telemetry import record_telemetry
 from clustersim.common.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
+class HoldoutStage:
     """Real steps beside their prediction."""
 
     name: ClassVar[str] = "residual"
     minutes: ClassVar[float] = 3.0
-    least: ClassVar[Seconds] = 0.0
+    min_seconds: ClassVar[Seconds] = 0.0
 
-    def obstacle(self, bench: Bench) -> str:
+    def unavailable_reason(self, context: CalibrationContext) -> str:
         """Steps are some scenario's."""
-        return no_scenario(bench, "steps")
+        return no_scenario_reason(context, "steps")
 
-    def due(self, bench: Bench) -> bool:
+    def has_work(self, context: CalibrationContext) -> bool:
         """Whether there are none, as when any row came since."""
-        return bool(bench.new) or not bench.record.steps
+        return bool(context.new_kernels) or not context.current_record.steps
 
-    def words(self, bench: Bench) -> str:
+    def describe(self, context: CalibrationContext) -> str:
         """Which steps."""
-        return f"steps of {bench.plan.model.name} with other layers and microbatches, beside their prediction"
+        return f"steps of {context.required_scenario.model.name} with other layers and microbatches, beside their prediction"
 
-    def measure(self, bench: Bench, seconds: Seconds) -> str:
+    def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """Predicted and measured steps."""
-        from calibrate.holdout.measure import step_rows
+        from calibrate.holdout.measure import measure_holdout_steps
 
-        with lasting(self.name, seconds), looked_at(bench, self.name):
-            record = bench.session.fit(lambda rows: fitted(rows, bench.accelerator))
-            rows = step_rows(bench.plan, bench.device, record, seconds)
-        bench.session.predicted(rows)
-        return ", ".join(f"{row.what} {row.error:+.1%}" for row in rows) or "no step"
+        with time_progress(self.name, seconds), record_telemetry(context, self.name):
+            record = context.session.fit(lambda steps: fit_record(steps, context.accelerator))
+            steps = measure_holdout_steps(context.required_scenario, context.device, record, seconds)
+        context.session.set_steps(steps)
+        return ", ".join(f"{step.what} {step.error:+.1%}" for step in steps) or "no step"

@@ -7,37 +7,37 @@ Python, autograd and the hooks of strategies, for each launch of the scenario's 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from calibrate.kernels.progress import lasting
-from calibrate.stages.stage import Bench, no_scenario
-from calibrate.stages.stage_telemetry import looked_at
+from calibrate.kernels.progress import time_progress
+from calibrate.stages.stage import CalibrationContext, no_scenario_reason
+from calibrate.stages.stage_telemetry import record_telemetry
 from clustersim.common.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostStage:
     """The host's time for each launch."""
 
     name: ClassVar[str] = "host"
     minutes: ClassVar[float] = 2.0
-    least: ClassVar[Seconds] = 0.0
+    min_seconds: ClassVar[Seconds] = 0.0
 
-    def obstacle(self, bench: Bench) -> str:
+    def unavailable_reason(self, context: CalibrationContext) -> str:
         """Launches are those of some scenario's layers."""
-        return no_scenario(bench, "layers")
+        return no_scenario_reason(context, "layers")
 
-    def due(self, bench: Bench) -> bool:
+    def has_work(self, context: CalibrationContext) -> bool:
         """Whether no state was measured, or kernels of another scenario come."""
-        return bool(bench.new) or not bench.record.host
+        return bool(context.new_kernels) or not context.current_record.host
 
-    def words(self, bench: Bench) -> str:
+    def describe(self, context: CalibrationContext) -> str:
         """What is launched."""
-        return f"launches of layers of {bench.plan.model.name} by this host, forward and backward"
+        return f"launches of layers of {context.required_scenario.model.name} by this host, forward and backward"
 
-    def measure(self, bench: Bench, seconds: Seconds) -> str:
+    def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """A row for each state."""
-        from calibrate.host.measure import host_rows
+        from calibrate.host.measure import measure_host_launches
 
-        with lasting(self.name, seconds), looked_at(bench, self.name):
-            rows = host_rows(bench.plan, bench.device, seconds)
-        bench.session.extend(replace(bench.empty, host=rows))
-        return ", ".join(row.state.value for row in rows) or "nothing"
+        with time_progress(self.name, seconds), record_telemetry(context, self.name):
+            samples = measure_host_launches(context.required_scenario, context.device, seconds)
+        context.session.extend(replace(context.empty_record, host=samples))
+        return ", ".join(sample.state.value for sample in samples) or "nothing"

@@ -8,37 +8,37 @@ applies.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from calibrate.kernels.progress import lasting
-from calibrate.stages.stage import Bench, no_scenario
-from calibrate.stages.stage_telemetry import looked_at
+from calibrate.kernels.progress import time_progress
+from calibrate.stages.stage import CalibrationContext, no_scenario_reason
+from calibrate.stages.stage_telemetry import record_telemetry
 from clustersim.common.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class InSituStage:
     """A layer's kernels, one after the other."""
 
     name: ClassVar[str] = "chain"
     minutes: ClassVar[float] = 5.0
-    least: ClassVar[Seconds] = 3.0  # a turn of layers, and of their kernels alone
+    min_seconds: ClassVar[Seconds] = 3.0  # a turn of layers, and of their kernels alone
 
-    def obstacle(self, bench: Bench) -> str:
+    def unavailable_reason(self, context: CalibrationContext) -> str:
         """A layer is some scenario's."""
-        return no_scenario(bench, "layer")
+        return no_scenario_reason(context, "layer")
 
-    def due(self, bench: Bench) -> bool:
+    def has_work(self, context: CalibrationContext) -> bool:
         """Whether there are no factors, or kernels come whose families may have none."""
-        return bool(bench.new) or not bench.record.chain
+        return bool(context.new_kernels) or not context.current_record.chain
 
-    def words(self, bench: Bench) -> str:
+    def describe(self, context: CalibrationContext) -> str:
         """Which layer."""
-        return f"a layer of {bench.plan.model.name}, forward and backward: kernels in a step, and alone"
+        return f"a layer of {context.required_scenario.model.name}, forward and backward: kernels in a step, and alone"
 
-    def measure(self, bench: Bench, seconds: Seconds) -> str:
+    def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """Factors by family."""
-        from calibrate.in_situ.measure import chain_rows
+        from calibrate.in_situ.measure import measure_in_situ
 
-        with lasting(self.name, seconds), looked_at(bench, self.name):
-            rows = chain_rows(bench.plan, bench.device, seconds)
-        bench.session.extend(replace(bench.empty, chain=rows))
-        return f"{len(rows)} families of kernels" if rows else "no factor"
+        with time_progress(self.name, seconds), record_telemetry(context, self.name):
+            samples = measure_in_situ(context.required_scenario, context.device, seconds)
+        context.session.extend(replace(context.empty_record, chain=samples))
+        return f"{len(samples)} families of kernels" if samples else "no factor"

@@ -9,88 +9,95 @@ from time import monotonic
 from typing import ClassVar, Final
 
 from calibrate.kernels.copy_interference import typical_kernel
-from calibrate.kernels.imbalanced_gemm import missing, uneven_rows
-from calibrate.kernels.progress import shown
-from calibrate.kernels.selection import failing, has_machine, measure_machine, pace
-from calibrate.kernels.session import Parts, measured
-from calibrate.stages.stage import Bench
-from calibrate.stages.stage_telemetry import looked_at
+from calibrate.kernels.imbalanced_gemm import measure_imbalanced, missing_cases
+from calibrate.kernels.progress import count_progress
+from calibrate.kernels.selection import failed_signatures, has_device_samples, measure_device, measure_rough_rates
+from calibrate.kernels.session import TimeBudget, measure_within_budget
+from calibrate.stages.stage import CalibrationContext
+from calibrate.stages.stage_telemetry import record_telemetry
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.roofline import Roofline
 from clustersim.model.kernels import Kernel
 
-_UNEVEN: Final = 0.3  # seconds of samples of a product with uneven groups, and of one with even ones
-_MACHINE: Final = 0.1  # of the part's time, after which no more copies are measured
+_IMBALANCED_SECONDS: Final = 0.3  # seconds of samples of a product with uneven groups, and of one with even ones
+_MACHINE_TIME_FRACTION: Final = 0.1  # of the part's time, after which no more copies are measured
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class KernelStage:
     """Each kernel that was asked for, by itself."""
 
     name: ClassVar[str] = "kernels"
     minutes: ClassVar[float] = 8.0
-    least: ClassVar[Seconds] = 5.0  # copies, launches, and some kernels
+    min_seconds: ClassVar[Seconds] = 5.0  # copies, launches, and some kernels
 
-    def obstacle(self, bench: Bench) -> str:  # noqa: ARG002 - every device has kernels
+    def unavailable_reason(self, context: CalibrationContext) -> str:  # noqa: ARG002 - every device has kernels
         """None."""
         return ""
 
-    def due(self, bench: Bench) -> bool:
+    def has_work(self, context: CalibrationContext) -> bool:
         """Whether one is missing, or failed for want of memory, or the machine was not looked at."""
-        known = has_machine(bench.record, bench.device) and not missing(bench.asked, bench.record)
-        return bool(bench.session.missing(bench.asked)) or not known
+        is_complete = has_device_samples(context.current_record, context.device) and not missing_cases(
+            context.requested_kernels, context.current_record
+        )
+        return bool(context.session.missing_kernels(context.requested_kernels)) or not is_complete
 
-    def words(self, bench: Bench) -> str:
+    def describe(self, context: CalibrationContext) -> str:
         """How many are new, how many are there, and how many could not be measured before."""
-        lacking, asked = len(bench.session.missing(bench.asked)), len(bench.asked)
-        there = f", {asked - lacking:,} are there already" if lacking < asked else ""
-        tried = lacking - len(bench.new)
-        there += f", {tried:,} had no memory or no compiler and are tried again" if tried else ""
-        machine = "" if has_machine(bench.record, bench.device) else "; copies, launches"
-        return f"{lacking:,} of {asked:,} kernels of {bench.wished}{there}{machine}"
+        missing_count, requested_count = (
+            len(context.session.missing_kernels(context.requested_kernels)),
+            len(context.requested_kernels),
+        )
+        status = f", {requested_count - missing_count:,} are there already" if missing_count < requested_count else ""
+        retry_count = missing_count - len(context.new_kernels)
+        status += f", {retry_count:,} had no memory or no compiler and are tried again" if retry_count else ""
+        machine = "" if has_device_samples(context.current_record, context.device) else "; copies, launches"
+        return f"{missing_count:,} of {requested_count:,} kernels of {context.request_label}{status}{machine}"
 
-    def measure(self, bench: Bench, seconds: Seconds) -> str:
+    def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """Measure the machine, then kernels while there is time."""
-        with looked_at(bench, self.name):
-            return self._measure(bench, seconds)
+        with record_telemetry(context, self.name):
+            return self._measure_all(context, seconds)
 
-    def _measure(self, bench: Bench, seconds: Seconds) -> str:
-        began, session = monotonic(), bench.session
-        measure_machine(session, bench.device, bench.method, _MACHINE * seconds)
-        lacking = session.missing(bench.asked)
-        dtype, failed = typical_kernel(bench.device).dtype, failing(bench.record)
-        roofline, rough = Roofline(bench.accelerator), pace(bench.device, dtype, failed)
-        known = (
-            bench.accelerator.formats
+    def _measure_all(self, context: CalibrationContext, seconds: Seconds) -> str:
+        start_time, session = monotonic(), context.session
+        measure_device(session, context.device, context.method, _MACHINE_TIME_FRACTION * seconds)
+        missing_kernels = session.missing_kernels(context.requested_kernels)
+        dtype, failed = typical_kernel(context.device).dtype, failed_signatures(context.current_record)
+        roofline, rough_estimate = Roofline(context.accelerator), measure_rough_rates(context.device, dtype, failed)
+        file_dtypes = (
+            context.accelerator.formats
         )  # rows of others say that the device lacks them, or what it does beyond its file
 
-        def predicted(kernel: Kernel) -> Seconds:
-            modelled = roofline.time_kernel(kernel).seconds if kernel.dtype in known else 0.0
-            return max(modelled, rough.seconds(kernel))
+        def predicted_seconds(kernel: Kernel) -> Seconds:
+            modelled = roofline.time_kernel(kernel).seconds if kernel.dtype in file_dtypes else 0.0
+            return max(modelled, rough_estimate.kernel_seconds(kernel))
 
-        left = Parts(max(0.0, seconds - (monotonic() - began)), predicted)
-        with shown(self.name, len(lacking)) as advance:
-            for made in measured(lacking, bench.device, left, bench.method):
-                session.add(made)
-                advance(made.name)
-        _measure_uneven(bench, seconds - (monotonic() - began))
-        return _found(len(lacking), len(session.missing(bench.asked)))
+        time_shares = TimeBudget(max(0.0, seconds - (monotonic() - start_time)), predicted_seconds)
+        with count_progress(self.name, len(missing_kernels)) as advance:
+            for sample in measure_within_budget(missing_kernels, context.device, time_shares, context.method):
+                session.add(sample)
+                advance(sample.name)
+        _measure_imbalanced(context, seconds - (monotonic() - start_time))
+        return _describe_result(len(missing_kernels), len(session.missing_kernels(context.requested_kernels)))
 
 
-def _measure_uneven(bench: Bench, seconds: Seconds) -> None:
+def _measure_imbalanced(context: CalibrationContext, seconds: Seconds) -> None:
     """Uneven groups of experts, while there is time."""
-    began, known = monotonic(), bench.session.gathered()
-    for asked in missing(bench.asked, known):
-        if monotonic() - began > seconds:
+    start_time, current = monotonic(), context.session.merged_record()
+    for kernel in missing_cases(context.requested_kernels, current):
+        if monotonic() - start_time > seconds:
             return
-        found = tuple(uneven_rows([asked], bench.device, replace(bench.method, seconds=_UNEVEN)))
-        bench.session.extend(replace(CalibrationRecord(known.device, known.conditions), uneven=found))
-    bench.session.save()
+        samples = tuple(
+            measure_imbalanced([kernel], context.device, replace(context.method, max_seconds=_IMBALANCED_SECONDS))
+        )
+        context.session.extend(replace(CalibrationRecord(current.device, current.conditions), uneven=samples))
+    context.session.save()
 
 
-def _found(missing: int, left: int) -> str:
-    if not left:
-        return f"{missing:,} measured"
-    again = "the same command goes on with them, a larger --budget has room for long ones"
-    return f"{missing - left:,} measured, {left:,} left that the budget had no time for; {again}"
+def _describe_result(missing_count: int, remaining_count: int) -> str:
+    if not remaining_count:
+        return f"{missing_count:,} measured"
+    hint = "the same command goes on with them, a larger --budget has room for long ones"
+    return f"{missing_count - remaining_count:,} measured, {remaining_count:,} left that the budget had no time for; {hint}"

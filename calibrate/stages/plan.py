@@ -9,64 +9,76 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.stages.burn_in_stage import Soak
-from calibrate.stages.holdout_stage import Residual
-from calibrate.stages.host_stage import Host
-from calibrate.stages.in_situ_stage import Chain
-from calibrate.stages.kernel_stage import Kernels
-from calibrate.stages.stage import Bench, Part
+from calibrate.stages.burn_in_stage import BurnInStage
+from calibrate.stages.holdout_stage import HoldoutStage
+from calibrate.stages.host_stage import HostStage
+from calibrate.stages.in_situ_stage import InSituStage
+from calibrate.stages.kernel_stage import KernelStage
+from calibrate.stages.stage import CalibrationContext, CalibrationStage
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds, format_seconds
 
-_MEASURED: Final[tuple[Part, ...]] = (Kernels(), Chain(), Host(), Residual())
-PARTS: Final[tuple[Part, ...]] = (Soak(before=_MEASURED), *_MEASURED)
+_MEASURING_STAGES: Final[tuple[CalibrationStage, ...]] = (KernelStage(), InSituStage(), HostStage(), HoldoutStage())
+STAGES: Final[tuple[CalibrationStage, ...]] = (BurnInStage(dependent_stages=_MEASURING_STAGES), *_MEASURING_STAGES)
 """In their order: each rests on those before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedStage:
     """A part with its time and what it will do; seconds: 0 where it is not measured, and words say why."""
 
-    part: Part
+    stage: CalibrationStage
     seconds: Seconds
-    words: str
+    description: str
 
 
-def planned(bench: Bench, budget: Seconds, parts: Sequence[Part] = PARTS) -> list[Planned]:
+def plan_session(
+    context: CalibrationContext, budget: Seconds, stages: Sequence[CalibrationStage] = STAGES
+) -> list[PlannedStage]:
     """What a session will do; raise InputError where the budget is too small for a part."""
-    why = {part.name: part.obstacle(bench) or "there already" * (not part.due(bench)) for part in parts}
-    whole = sum(part.minutes for part in parts)
-    shares = {part.name: 0.0 if why[part.name] else part.minutes / whole for part in parts}
-    if shares[Kernels.name]:
-        shares[Kernels.name] += 1.0 - sum(shares.values())
-    _require_enough(budget, parts, shares)
-    return [Planned(part, budget * shares[part.name], why[part.name] or part.words(bench)) for part in parts]
+    reasons = {
+        stage.name: stage.unavailable_reason(context) or "there already" * (not stage.has_work(context))
+        for stage in stages
+    }
+    total_minutes = sum(stage.minutes for stage in stages)
+    shares = {stage.name: 0.0 if reasons[stage.name] else stage.minutes / total_minutes for stage in stages}
+    if shares[KernelStage.name]:
+        shares[KernelStage.name] += 1.0 - sum(shares.values())
+    _check_budget(budget, stages, shares)
+    return [
+        PlannedStage(stage, budget * shares[stage.name], reasons[stage.name] or stage.describe(context))
+        for stage in stages
+    ]
 
 
-def _require_enough(budget: Seconds, parts: Sequence[Part], shares: dict[str, float]) -> None:
-    for part in parts:
-        share = shares[part.name]
-        if share and budget * share < part.least:
-            least = -(-part.least // share)
+def _check_budget(budget: Seconds, stages: Sequence[CalibrationStage], shares: dict[str, float]) -> None:
+    for stage in stages:
+        share = shares[stage.name]
+        if share and budget * share < stage.min_seconds:
+            min_budget = -(-stage.min_seconds // share)
             raise InputError(
-                f"--budget: {format_seconds(budget)} is too little: {part.name} takes {share:.0%} of it, and at least "
-                f"{format_seconds(part.least)}; give {least:.0f}s or more"
+                f"--budget: {format_seconds(budget)} is too little: {stage.name} takes {share:.0%} of it, and at least "
+                f"{format_seconds(stage.min_seconds)}; give {min_budget:.0f}s or more"
             )
 
 
-def plan_text(bench: Bench, plan: Sequence[Planned]) -> str:
+def format_plan(context: CalibrationContext, plan: Sequence[PlannedStage]) -> str:
     """The plan, for people."""
-    return "\n".join(_lines(bench, plan))
+    return "\n".join(_plan_lines(context, plan))
 
 
-def _lines(bench: Bench, plan: Sequence[Planned]) -> Iterator[str]:
-    whole, device, path = sum(item.seconds for item in plan), bench.record.device, bench.session.path
-    if not whole:
+def _plan_lines(context: CalibrationContext, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    total_seconds, device, path = (
+        sum(planned_stage.seconds for planned_stage in plan),
+        context.current_record.device,
+        context.session.path,
+    )
+    if not total_seconds:
         yield f"{path} has all that was asked for of {device.name} ({device.accelerator})"
         return
-    there = "goes on with" if path.exists() else "writes"
-    yield f"measures {device.name} ({device.accelerator}) for about {format_seconds(whole)}, and {there} {path}:"
-    for element in plan:
-        time = format_seconds(round(element.seconds)) if element.seconds else "-"
-        yield f"  {element.part.name:<9} {time:>12}  {element.words}"
+    action = "goes on with" if path.exists() else "writes"
+    yield f"measures {device.name} ({device.accelerator}) for about {format_seconds(total_seconds)}, and {action} {path}:"
+    for planned_stage in plan:
+        time = format_seconds(round(planned_stage.seconds)) if planned_stage.seconds else "-"
+        yield f"  {planned_stage.stage.name:<9} {time:>12}  {planned_stage.description}"
     yield "  what is done is kept: interrupted (Ctrl-C), the same command goes on with the rest"

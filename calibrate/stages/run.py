@@ -9,50 +9,50 @@ from collections.abc import Sequence
 from time import monotonic
 
 from calibrate.devices.device import DeviceLostError
-from calibrate.fit.record_fit import fitted
-from calibrate.kernels.compiler import lacks, sentence
+from calibrate.fit.record_fit import fit_record
+from calibrate.kernels.compiler import missing_tool, summary_line
 from calibrate.kernels.measure import KernelFailedError
-from calibrate.stages.plan import Planned
-from calibrate.stages.stage import Bench
+from calibrate.stages.plan import PlannedStage
+from calibrate.stages.stage import CalibrationContext
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord
 
 
-def run(bench: Bench, plan: Sequence[Planned]) -> CalibrationRecord:
+def run_session(context: CalibrationContext, plan: Sequence[PlannedStage]) -> CalibrationRecord:
     """Measure what is planned, fit the record and write it."""
     try:
-        for planned in plan:
-            if planned.seconds:
-                _measure(bench, planned)
+        for planned_stage in plan:
+            if planned_stage.seconds:
+                _run_stage(context, planned_stage)
     finally:
-        bench.session.save()
-    return finish(bench)
+        context.session.save()
+    return finish_session(context)
 
 
-def finish(bench: Bench) -> CalibrationRecord:
+def finish_session(context: CalibrationContext) -> CalibrationRecord:
     """Fit what there is, and write it."""
-    return bench.session.finish(bench.device.conditions(), lambda record: fitted(record, bench.accelerator))
+    return context.session.finish(context.device.conditions(), lambda record: fit_record(record, context.accelerator))
 
 
-def _measure(bench: Bench, planned: Planned) -> None:
-    began = monotonic()
+def _run_stage(context: CalibrationContext, planned: PlannedStage) -> None:
+    start_time = monotonic()
     try:
-        found = planned.part.measure(bench, planned.seconds)
+        summary = planned.stage.measure(context, planned.seconds)
     except InputError as reason:
-        found = f"not measured: {reason}"
+        summary = f"not measured: {reason}"
     except KernelFailedError as error:  # of a kernel that is looked at on the way; those asked for are written already
-        bench.session.add(error.row)
+        context.session.add(error.sample)
         raise
     except RuntimeError as error:  # PyTorch's own
-        if not bench.device.survives(error):
-            then = "the record has what was measured before, and the same command goes on with the rest"
-            raise DeviceLostError(planned.part.name, bench.device.name, sentence(error), then) from error
-        found = f"not measured: {lacks(error) or sentence(error)}"
-    bench.session.save()
-    bench.device.release()
-    _say(f"{planned.part.name}: {found} ({format_seconds(round(monotonic() - began))})")
+        if not context.device.is_usable_after(error):
+            consequence = "the record has what was measured before, and the same command goes on with the rest"
+            raise DeviceLostError(planned.stage.name, context.device.name, summary_line(error), consequence) from error
+        summary = f"not measured: {missing_tool(error) or summary_line(error)}"
+    context.session.save()
+    context.device.release_memory()
+    _print_status(f"{planned.stage.name}: {summary} ({format_seconds(round(monotonic() - start_time))})")
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from time import monotonic
 from typing import ClassVar, Protocol
 
 from calibrate.devices.device import TorchDevice
-from calibrate.kernels.session import Session
-from calibrate.kernels.timing import Method
+from calibrate.kernels.session import KernelSession
+from calibrate.kernels.timing import MeasurementMethod
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import CalibrationRecord, signature_of
 from clustersim.hardware.accelerator import Accelerator
@@ -23,7 +23,7 @@ from clustersim.scenario import Scenario
 
 
 @dataclass(frozen=True)
-class Bench:
+class CalibrationContext:
     """What is measured, on what, and into which record.
 
     accelerator: from whose constants fits start; asked: kernels, each signature once; scenario: whose layer and steps
@@ -32,12 +32,12 @@ class Bench:
 
     device: TorchDevice
     accelerator: Accelerator
-    session: Session
-    method: Method
-    asked: Sequence[Kernel]
-    wished: str
+    session: KernelSession
+    method: MeasurementMethod
+    requested_kernels: Sequence[Kernel]
+    request_label: str
     scenario: Scenario | None = None
-    began: Seconds = field(default_factory=lambda: monotonic())
+    start_time: Seconds = field(default_factory=lambda: monotonic())
 
     @property
     def is_cpu(self) -> bool:
@@ -45,51 +45,51 @@ class Bench:
         return self.device.torch.type == "cpu"
 
     @property
-    def record(self) -> CalibrationRecord:
+    def current_record(self) -> CalibrationRecord:
         """All rows so far."""
-        return self.session.gathered()
+        return self.session.merged_record()
 
     @property
-    def empty(self) -> CalibrationRecord:
+    def empty_record(self) -> CalibrationRecord:
         """A record of this device, to be filled with new rows."""
-        return CalibrationRecord(self.record.device, self.record.conditions)
+        return CalibrationRecord(self.current_record.device, self.current_record.conditions)
 
     @property
-    def plan(self) -> Scenario:
+    def required_scenario(self) -> Scenario:
         """The scenario of parts that need one."""
         if self.scenario is None:
             raise ValueError("a part that has an obstacle is not measured")
         return self.scenario
 
     @cached_property
-    def new(self) -> Sequence[Kernel]:
+    def new_kernels(self) -> Sequence[Kernel]:
         """Kernels of which there was no row when the session began; those that failed are tried again, and no news."""
-        known = {row.signature for row in self.record.kernels}
-        return [kernel for kernel in self.asked if signature_of(kernel) not in known]
+        measured = {sample.signature for sample in self.current_record.kernels}
+        return [kernel for kernel in self.requested_kernels if signature_of(kernel) not in measured]
 
 
-class Part(Protocol):
+class CalibrationStage(Protocol):
     """A part; it adds its rows to the bench's session."""
 
     name: ClassVar[str]
     minutes: ClassVar[float]
     """Of a session of twenty in which all parts are measured."""
-    least: ClassVar[Seconds]
+    min_seconds: ClassVar[Seconds]
     """The shortest time in which it says anything."""
 
-    def obstacle(self, bench: Bench) -> str:
+    def unavailable_reason(self, context: CalibrationContext) -> str:
         """Why it cannot be measured here; empty where it can."""
 
-    def due(self, bench: Bench) -> bool:
+    def has_work(self, context: CalibrationContext) -> bool:
         """Whether there is anything left to measure."""
 
-    def words(self, bench: Bench) -> str:
+    def describe(self, context: CalibrationContext) -> str:
         """What it will do."""
 
-    def measure(self, bench: Bench, seconds: Seconds) -> str:
+    def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """Measure for so long at most; what was found."""
 
 
-def no_scenario(bench: Bench, what: str) -> str:
+def no_scenario_reason(context: CalibrationContext, subject: str) -> str:
     """The obstacle of a part that runs a scenario's model."""
-    return "" if bench.scenario else f"{what} of which model? name a scenario with --for"
+    return "" if context.scenario else f"{subject} of which model? name a scenario with --for"

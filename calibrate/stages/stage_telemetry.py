@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
-from calibrate.devices.telemetry_sampling import repeated
-from calibrate.stages.stage import Bench
+from calibrate.devices.telemetry_sampling import run_periodically
+from calibrate.stages.stage import CalibrationContext
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TelemetrySample
 
-_BETWEEN: Final[Seconds] = 2.0  # 600 moments in twenty minutes
+_INTERVAL_SECONDS: Final[Seconds] = 2.0  # 600 moments in twenty minutes
 
 
 @contextmanager
-def looked_at(bench: Bench, part: str) -> Iterator[None]:
+def record_telemetry(context: CalibrationContext, stage_name: str) -> Iterator[None]:
     """Look at the device while the block runs; the session keeps what was seen, however the block ends."""
-    moments: list[TelemetrySample] = []
+    samples: list[TelemetrySample] = []
 
-    def look() -> None:
-        moments.append(TelemetrySample(monotonic() - bench.began, part, bench.device.state()))
+    def take_sample() -> None:
+        samples.append(TelemetrySample(monotonic() - context.start_time, stage_name, context.device.telemetry()))
 
-    end = look if bench.is_cpu else repeated(look, _BETWEEN)
+    stop = take_sample if context.is_cpu else run_periodically(take_sample, _INTERVAL_SECONDS)
     try:
         yield
     finally:
-        end()
-        bench.session.seen(moments)
+        stop()
+        context.session.add_telemetry(samples)

@@ -18,8 +18,8 @@ from clustersim.cli import completion
 from clustersim.common.errors import ClusterSimError, OutputError
 from clustersim.common.gc_control import raise_gc_threshold
 
-BAD_INPUT = 2
-DOES_NOT_FIT = 3
+EXIT_BAD_INPUT = 2
+EXIT_DOES_NOT_FIT = 3
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,17 +28,17 @@ app = typer.Typer(
 )
 
 
-def _keys(*names: str, help: str, metavar: str = "KEY=VALUE") -> Any:  # noqa: A002 - typer's word
+def _override_option(*names: str, help: str, metavar: str = "KEY=VALUE") -> Any:  # noqa: A002 - typer's word
     """An option that names keys of a scenario, which shells complete."""
-    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completion.keys)
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completion.complete_override_key)
 
 
 ScenarioFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completion.data_files)
+    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completion.complete_data_file)
 ]
 Overrides = Annotated[
     list[str] | None,
-    _keys("--set", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
+    _override_option("--set", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
 ]
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
 
@@ -50,10 +50,10 @@ def main() -> None:
     try:
         _run_app()
     except ClusterSimError as error:
-        from clustersim.cli.outputs import complain
+        from clustersim.cli.outputs import print_error
 
-        complain(error)
-        raise SystemExit(BAD_INPUT) from None
+        print_error(error)
+        raise SystemExit(EXIT_BAD_INPUT) from None
 
 
 def _prepare_streams() -> None:
@@ -80,8 +80,8 @@ def _run_app() -> None:
         raise OutputError(f"standard output cannot be written ({error.strerror})") from error
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"clustersim {version('clustersim')}")
         raise typer.Exit
 
@@ -122,11 +122,17 @@ def run(
     ] = False,
 ) -> None:
     """Simulate training steps and print where the time goes."""
-    from clustersim.cli.outputs import Outputs, TraceChoice
+    from clustersim.cli.outputs import Outputs, TraceOptions
 
-    choice = TraceChoice(ranks, force)
+    trace_options = TraceOptions(ranks, force)
     outputs = Outputs(
-        json=json, html=html, trace=trace, kineto=kineto, spans=spans, choice=choice, table=not quiet and json != "-"
+        json=json,
+        html=html,
+        trace=trace,
+        kineto=kineto,
+        spans=spans,
+        trace_options=trace_options,
+        table=not quiet and json != "-",
     )
     if watch:
         from clustersim.cli.watch import run_watched
@@ -135,7 +141,7 @@ def run(
         return
     from clustersim.cli.run import run_scenario
 
-    _exit(fits=run_scenario(file, overrides or [], outputs))
+    _exit_with_status(fits=run_scenario(file, overrides or [], outputs))
 
 
 @app.command()
@@ -143,7 +149,7 @@ def check(file: ScenarioFile, overrides: Overrides = None) -> None:
     """Say whether a scenario is legal and fits in memory, without simulating it."""
     from clustersim.cli.check import check_scenario
 
-    _exit(fits=check_scenario(file, overrides or []))
+    _exit_with_status(fits=check_scenario(file, overrides or []))
 
 
 @app.command()
@@ -156,7 +162,7 @@ def coverage(
     """Show which kernels and collectives are not covered by the scenario's record, and what they weigh in the step."""
     from clustersim.cli.coverage import show_coverage
 
-    show_coverage(file, overrides or [], json, every=all_rows)
+    show_coverage(file, overrides or [], json, include_measured=all_rows)
 
 
 @app.command()
@@ -166,7 +172,7 @@ def diff(
         typer.Argument(
             metavar="A",
             help="Scenario, a result that `run --json` wrote, or traces of PyTorch's profiler (a file or a directory).",
-            autocompletion=completion.data_files,
+            autocompletion=completion.complete_data_file,
         ),
     ],
     second: Annotated[
@@ -174,12 +180,12 @@ def diff(
         typer.Argument(
             metavar="[B]",
             help="The other; default: A with the changes. Of a trace: the scenario that predicts it.",
-            autocompletion=completion.data_files,
+            autocompletion=completion.complete_data_file,
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        _keys("--set", help="Change one key of B; repeatable."),
+        _override_option("--set", help="Change one key of B; repeatable."),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
@@ -190,7 +196,7 @@ def diff(
     from clustersim.cli.outputs import Outputs
 
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
-    _exit(fits=show_difference(first, second, overrides or [], outputs))
+    _exit_with_status(fits=show_difference(first, second, overrides or [], outputs))
 
 
 @app.command()
@@ -214,7 +220,7 @@ def search(
         typer.Option(
             metavar="WHAT",
             help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost.",
-            autocompletion=completion.objectives,
+            autocompletion=completion.complete_objective,
         ),
     ] = "step-time",
     gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
@@ -224,16 +230,16 @@ def search(
     clusters: Annotated[
         str,
         typer.Option(
-            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completion.clusters
+            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completion.complete_cluster
         ),
     ] = "",
     fix: Annotated[
         list[str] | None,
-        _keys(help="A key that does not vary; repeatable."),
+        _override_option(help="A key that does not vary; repeatable."),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        _keys(help="A key and the values that it takes; repeatable.", metavar="KEY=V1,V2,..."),
+        _override_option(help="A key and the values that it takes; repeatable.", metavar="KEY=V1,V2,..."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the best.")] = 10,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
@@ -248,10 +254,10 @@ def search(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Look for the best layouts of a scenario's job; the one in the file is a first guess."""
-    from clustersim.cli.outputs import INTERRUPTED, Outputs
-    from clustersim.cli.search import Choice, search_layouts
+    from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
+    from clustersim.cli.search import SearchOptions, search_layouts
 
-    choice = Choice(
+    options = SearchOptions(
         tuple(fix or ()),
         tuple(vary or ()),
         gpus,
@@ -264,8 +270,8 @@ def search(
         executor,
     )
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
-    complete = search_layouts(file, overrides or [], choice, outputs)
-    raise typer.Exit(0 if complete else INTERRUPTED)
+    complete = search_layouts(file, overrides or [], options, outputs)
+    raise typer.Exit(0 if complete else EXIT_INTERRUPTED)
 
 
 @app.command()
@@ -286,13 +292,13 @@ def goodput(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Say how many days and how much money a run takes on a cluster that breaks, and where its time goes."""
-    from clustersim.cli.goodput import Choice, show_goodput
-    from clustersim.cli.outputs import INTERRUPTED, Outputs
+    from clustersim.cli.goodput import GoodputOptions, show_goodput
+    from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
 
-    choice = Choice(tokens, runs, seed, workers, resume)
+    options = GoodputOptions(tokens, runs, seed, workers, resume)
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
-    complete = show_goodput(file, overrides or [], choice, outputs)
-    raise typer.Exit(0 if complete else INTERRUPTED)
+    complete = show_goodput(file, overrides or [], options, outputs)
+    raise typer.Exit(0 if complete else EXIT_INTERRUPTED)
 
 
 @app.command()
@@ -316,7 +322,7 @@ def validate(
             metavar="KIND FILE.csv | show CASE_ID",
             help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
             "default: all kinds.",
-            autocompletion=completion.kinds_or_table,
+            autocompletion=completion.complete_validation_target,
         ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,
@@ -325,17 +331,17 @@ def validate(
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
     changes: Annotated[
         list[str] | None,
-        _keys("--set", help="Change one key of the scenario of every step; repeatable."),
+        _override_option("--set", help="Change one key of the scenario of every step; repeatable."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Predict published runs and measurements, or your own, and say how far off the predictions are."""
     from clustersim.cli.outputs import Outputs
     from clustersim.cli.validate import run_validation
-    from clustersim.cli.validation_kinds import Choice
+    from clustersim.cli.validation_kinds import ValidationOptions
 
-    choice = Choice(only, workers, tuple(changes or ()))
-    run_validation(words or [], choice, Outputs(json=json, html=html, table=not quiet and json != "-"))
+    options = ValidationOptions(only, workers, tuple(changes or ()))
+    run_validation(words or [], options, Outputs(json=json, html=html, table=not quiet and json != "-"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
@@ -347,16 +353,20 @@ def calibrate(context: typer.Context) -> None:
 
 
 @app.command(name="import")
-def import_arguments_of(
+def import_command(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completion.programs),
+        typer.Argument(
+            metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completion.complete_import_program
+        ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, its arguments alone, or its TOML.")],
     overrides: Overrides = None,
     cluster: Annotated[
         str,
-        typer.Option(metavar="NAME", help="The cluster, which no argument says.", autocompletion=completion.clusters),
+        typer.Option(
+            metavar="NAME", help="The cluster, which no argument says.", autocompletion=completion.complete_cluster
+        ),
     ] = "dgx-h100",
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the file's.")] = None,
     out: Annotated[
@@ -364,17 +374,19 @@ def import_arguments_of(
     ] = "-",
 ) -> None:
     """Write the scenario of another program's arguments (Megatron-LM's launch scripts, torchtitan's job files)."""
-    from clustersim.cli.import_arguments import import_arguments
+    from clustersim.cli.import_arguments import import_scenario
 
-    import_arguments(program, file, overrides or [], cluster, gpus, out)
+    import_scenario(program, file, overrides or [], cluster, gpus, out)
 
 
 @app.command(name="export")
-def export_for(
+def export_command(
     program: Annotated[
         str,
         typer.Argument(
-            metavar="PROGRAM", help="For whom: chakra, megatron, torchtitan.", autocompletion=completion.writers
+            metavar="PROGRAM",
+            help="For whom: chakra, megatron, torchtitan.",
+            autocompletion=completion.complete_export_program,
         ),
     ],
     file: ScenarioFile,
@@ -385,17 +397,17 @@ def export_for(
     force: Annotated[bool, typer.Option("--force", help="chakra: write traces of more than 1 GiB, too.")] = False,
 ) -> None:
     """Write a scenario in another program's arguments, or its step as execution traces (chakra, for ASTRA-sim)."""
-    from clustersim.cli.export import export_for as exported
+    from clustersim.cli.export import export_for_program as exported
 
-    _exit(fits=exported(program, file, overrides or [], out, force=force))
+    _exit_with_status(fits=exported(program, file, overrides or [], out, force=force))
 
 
 @app.command()
 def presets() -> None:
     """List the models, clusters, accelerators and schedules that are shipped."""
-    from clustersim.cli.presets import print_shelves
+    from clustersim.cli.presets import print_presets
 
-    print_shelves()
+    print_presets()
 
 
 @app.command()
@@ -422,7 +434,7 @@ def topology(
         typer.Argument(
             metavar="NAME",
             help="A shipped cluster, a topology file, or a scenario.",
-            autocompletion=completion.cluster_or_file,
+            autocompletion=completion.complete_cluster_or_file,
         ),
     ],
     overrides: Overrides = None,
@@ -437,5 +449,5 @@ def topology(
     show_topology(name, overrides or [], gpus, html)
 
 
-def _exit(*, fits: bool) -> None:
-    raise typer.Exit(0 if fits else DOES_NOT_FIT)
+def _exit_with_status(*, fits: bool) -> None:
+    raise typer.Exit(0 if fits else EXIT_DOES_NOT_FIT)

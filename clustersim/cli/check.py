@@ -19,7 +19,7 @@ def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     verdict = "legal and fits" if report.fits else "legal, but does not fit"
-    print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU{_host(report)}")
+    print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU{_format_host_memory(report)}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:
@@ -27,7 +27,7 @@ def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     return report.fits
 
 
-def _host(report: "MemoryCheckReport") -> str:
+def _format_host_memory(report: "MemoryCheckReport") -> str:
     """What the fullest host holds, where anything is offloaded."""
     host = report.host
     return (

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.progress import waiting_for
+from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.progress import show_activity
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds, format_seconds, format_step_time
-from clustersim.interop.device_names import same_chip
-from clustersim.interop.kineto import Traces, read_traces, traces_of
+from clustersim.interop.device_names import device_matches
+from clustersim.interop.kineto import ProfilerTraces, parse_traces, read_traces
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -23,99 +23,105 @@ if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
 
 
-def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Path, str], outputs: Outputs) -> bool:
+def show_profile_difference(
+    measured: Path, scenario: Scenario, scenario_label: tuple[Path, str], outputs: Outputs
+) -> bool:
     """Compare what a profiler saw with the prediction of a scenario; whether the scenario fits in memory.
 
     named: the scenario's file, and what it is of.
     """
-    file, title = named
+    file, title = scenario_label
     if outputs.html is not None:
         raise InputError(
             f"--html {outputs.html}: a measured trace is compared in the table and in --json; leave it out"
         )
-    outputs.require([measured, file, *scenario.files])
-    with waiting_for("reading"):
+    outputs.check_writable([measured, file, *scenario.files])
+    with show_activity("reading"):
         traces = read_traces(measured)
-    world = scenario.layout.world_size
-    if traces.world != world:
-        ranks = f"{traces.world:,} rank{'s' * (traces.world > 1)}"
+    world_size = scenario.layout.world_size
+    if traces.world_size != world_size:
+        ranks = f"{traces.world_size:,} rank{'s' * (traces.world_size > 1)}"
         raise InputError(
-            f"{measured}: is of {ranks}, and {file} has {world:,} GPU{'s' * (world > 1)}; "
-            f"compare with a scenario of as many, such as --set cluster.gpus={traces.world} and a layout for them"
+            f"{measured}: is of {ranks}, and {file} has {world_size:,} GPU{'s' * (world_size > 1)}; "
+            f"compare with a scenario of as many, such as --set cluster.gpus={traces.world_size} and a layout for them"
         )
     from clustersim.simulation import simulate
 
-    with waiting_for("simulating"):
-        difference = _compared(traces, simulate(scenario), title)
+    with show_activity("simulating"):
+        difference = _compare_profiles(traces, simulate(scenario), title)
         if outputs.json is not None:
             write_json(difference.to_json(), outputs.json)
     if outputs.table:
-        _print(difference)
-        for path in outputs.files.values():
-            announce(path)
-    return difference.fits
+        _print_profile_difference(difference)
+        for path in outputs.file_paths.values():
+            announce_file(path)
+    return difference.fits_in_memory
 
 
-def _compared(traces: Traces, result: "SimulationResult", title: str) -> "ProfileDifference":
+def _compare_profiles(traces: ProfilerTraces, result: "SimulationResult", title: str) -> "ProfileDifference":
     from clustersim.results.profile_difference import ProfileDifference
-    from clustersim.results.profiled_step import median_step, waiting
+    from clustersim.results.profiled_step import collective_wait_seconds, median_step
 
-    predicted = _predicted(result, [rank.rank for rank in traces.ranks])
-    only = result.step_time if result.scenario.steps == 1 else None
-    steps = median_step(traces.ranks), median_step(predicted.ranks, only)
-    waited = waiting(traces.ranks, steps[0].number)
+    predicted = _predicted_traces(result, [spans.rank for spans in traces.ranks])
+    step_seconds = result.step_time if result.scenario.steps == 1 else None
+    steps = median_step(traces.ranks), median_step(predicted.ranks, step_seconds)
+    wait_seconds = collective_wait_seconds(traces.ranks, steps[0].step_number)
     return ProfileDifference(
         titles=(_measured_title(traces, len(steps[0].step_times)), title),
         steps=steps,
-        fits=result.fits_in_memory,
-        waiting=waited,
-        notes=tuple(_notes(traces, result, waited)),
+        fits_in_memory=result.fits_in_memory,
+        wait_seconds=wait_seconds,
+        notes=tuple(_comparison_notes(traces, result, wait_seconds)),
     )
 
 
-def _predicted(result: "SimulationResult", ranks: Sequence[int]) -> Traces:
+def _predicted_traces(result: "SimulationResult", ranks: Sequence[int]) -> ProfilerTraces:
     """What the profiler would have seen of some ranks of a simulated step."""
-    return traces_of(result.scenario.name, _written(result, ranks))
+    return parse_traces(result.scenario.name, _kineto_files(result, ranks))
 
 
-def _written(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
+def _kineto_files(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
     from clustersim.report.export.kineto import write_kineto
-    from clustersim.report.export.rank_selection import trace_ranks
-    from clustersim.report.export.span_table import Export
+    from clustersim.report.export.rank_selection import describe_trace_ranks
+    from clustersim.report.export.span_table import TraceExport
 
-    for rank, spans in Export(result, trace_ranks(result, ranks)):
+    for rank, spans in TraceExport(result, describe_trace_ranks(result, ranks)):
         file = io.BytesIO()
         write_kineto(result, rank, spans, file)
         yield Path(f"rank-{rank.rank}.json"), json.loads(file.getvalue())
 
 
-def _measured_title(traces: Traces, steps: int) -> str:
-    of = "one step" if steps == 1 else f"the median of {steps} steps"
-    many = len(traces.ranks)
-    ranks = f"{f'{many:,} of ' if many < traces.world else ''}{traces.world:,} rank{'s' * (traces.world > 1)}"
-    return f"{traces.source} ({of}, {ranks}{f', {traces.device}' if traces.device else ''})"
+def _measured_title(traces: ProfilerTraces, step_count: int) -> str:
+    step_text = "one step" if step_count == 1 else f"the median of {step_count} steps"
+    rank_count = len(traces.ranks)
+    rank_text = f"{f'{rank_count:,} of ' if rank_count < traces.world_size else ''}{traces.world_size:,} rank{'s' * (traces.world_size > 1)}"
+    return f"{traces.source} ({step_text}, {rank_text}{f', {traces.device_name}' if traces.device_name else ''})"
 
 
-def _notes(traces: Traces, result: "SimulationResult", waited: Seconds) -> Iterator[str]:
-    missing = sorted(set(range(traces.world)) - {rank.rank for rank in traces.ranks})
+def _comparison_notes(traces: ProfilerTraces, result: "SimulationResult", wait_seconds: Seconds) -> Iterator[str]:
+    missing = sorted(set(range(traces.world_size)) - {spans.rank for spans in traces.ranks})
     if missing:
-        few = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4:,} more" if len(missing) > 4 else "")
-        yield f"A has no traces of {'rank' if len(missing) == 1 else 'ranks'} {few}; both means leave them out"
+        listed_ranks = ", ".join(map(str, missing[:4])) + (
+            f" and {len(missing) - 4:,} more" if len(missing) > 4 else ""
+        )
+        yield f"A has no traces of {'rank' if len(missing) == 1 else 'ranks'} {listed_ranks}; both means leave them out"
     accelerators, _ = result.scenario.cluster.accelerator_kinds()
-    if traces.device and not any(same_chip(traces.device, accelerator.name) for accelerator in accelerators):
-        yield f"A ran on {traces.device}, and B is of {accelerators[0].name}"
-    if len(traces.ranks[0].numbers) == 1:
+    if traces.device_name and not any(
+        device_matches(traces.device_name, accelerator.name) for accelerator in accelerators
+    ):
+        yield f"A ran on {traces.device_name}, and B is of {accelerators[0].name}"
+    if len(traces.ranks[0].step_numbers) == 1:
         yield "A has one step alone, which is taken to last while anything of it runs; profile two steps or more"
-    if not traces.shapes:
+    if not traces.has_shapes:
         yield "A does not say sizes of products; profile with record_shapes=True to compare them"
-    if any(label.moved for rank_spans in traces.ranks for label in rank_spans.labels):
-        known = f" (here {format_seconds(waited)}, where all members have traces)" if waited else ""
-        yield f"A's collectives last while they wait for other ranks, too{known}, B's while data move alone"
+    if any(label.collective for rank in traces.ranks for label in rank.labels):
+        wait_text = f" (here {format_seconds(wait_seconds)}, where all members have traces)" if wait_seconds else ""
+        yield f"A's collectives last while they wait for other ranks, too{wait_text}, B's while data move alone"
     if not result.fits_in_memory:
         yield f"B does not fit in memory; its step of {format_step_time(result.step_time)} could not be run"
 
 
-def _print(difference: "ProfileDifference") -> None:
+def _print_profile_difference(difference: "ProfileDifference") -> None:
     from rich.console import Console
 
     from clustersim.report.terminal.profile import render_profile

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
-from clustersim.cli.progress import waiting_for
+from clustersim.cli.progress import show_activity
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_step_time
 from clustersim.scenario import Scenario
@@ -13,35 +13,35 @@ from clustersim.scenario import Scenario
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clustersim.validation.explain import Cause, Explanation
+    from clustersim.validation.explain import CandidateCause, GapExplanation
 
-_MUCH: Final = 2.0  # of the gap: from here on times, not per cent
+_RATIO_THRESHOLD: Final = 2.0  # of the gap: from here on times, not per cent
 
 
 def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str | None) -> None:
     """Simulate the scenario as it stands and with each cause, and print (or write) the answer."""
-    from clustersim.validation.explain import explain, measured_time
+    from clustersim.validation.explain import explain_gap, parse_step_time
 
     try:
-        seconds = measured_time(measured)
+        seconds = parse_step_time(measured)
     except InputError as error:
         raise InputError(f"--measured: {error}") from error
     scenario = Scenario.load(file, overrides)
-    Outputs(json=json).require((file, *scenario.files))
-    with waiting_for("simulating causes"):
-        explanation = explain(scenario, seconds)
+    Outputs(json=json).check_writable((file, *scenario.files))
+    with show_activity("simulating causes"):
+        explanation = explain_gap(scenario, seconds)
     if json is not None:
         write_json(explanation.to_json(), json)
     if json != STDOUT:
-        _print(explanation)
+        _print_explanation(explanation)
 
 
-def _print(explanation: "Explanation") -> None:
+def _print_explanation(explanation: "GapExplanation") -> None:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from clustersim.report.labels import CRITICAL_PATH
-    from clustersim.report.step_breakdown import times_of
+    from clustersim.report.labels import CRITICAL_PATH_NOTE
+    from clustersim.report.step_breakdown import step_breakdown
     from clustersim.report.terminal.run import breakdown_table
 
     result = explanation.result
@@ -51,26 +51,26 @@ def _print(explanation: "Explanation") -> None:
         Text(f"trust: {result.interval_description}", style="dim"),
         Text(),
         Text("where the expected time goes"),
-        breakdown_table(times_of(result)),
-        Text(CRITICAL_PATH, style="dim"),
+        breakdown_table(step_breakdown(result)),
+        Text(CRITICAL_PATH_NOTE, style="dim"),
         Text(),
     ]
-    if any(cause.visible for cause in explanation.causes):
-        lines += [Text(f"what would explain {_gap(explanation)}, each alone"), _table(explanation)]
-    lines += [Text(line) for line in (*_invisible(explanation.causes), *explanation.notes)]
+    if any(cause.is_visible for cause in explanation.causes):
+        lines += [Text(f"what would explain {_format_gap(explanation)}, each alone"), _cause_table(explanation)]
+    lines += [Text(line) for line in (*_hidden_cause_lines(explanation.causes), *explanation.notes)]
     Console().print(Group(*lines))
 
 
-def _measured_mfu(explanation: "Explanation") -> float:
+def _measured_mfu(explanation: "GapExplanation") -> float:
     return explanation.result.mfu() * explanation.expected / explanation.measured
 
 
-def _gap(explanation: "Explanation") -> str:
+def _format_gap(explanation: "GapExplanation") -> str:
     seconds = explanation.measured - explanation.expected
     return f"{format_step_time(abs(seconds))} {'more' if seconds > 0 else 'less'}"
 
 
-def _table(explanation: "Explanation") -> "Table":
+def _cause_table(explanation: "GapExplanation") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -80,20 +80,25 @@ def _table(explanation: "Explanation") -> "Table":
         table.add_column(justify="right", no_wrap=True)
     table.add_row(*(Text(head, style="dim") for head in ("", "step", "change", "of the gap")))
     for cause in explanation.causes:
-        if cause.visible:
+        if cause.is_visible:
             change = f"{cause.step_time / explanation.expected - 1.0:+.1%}"
-            what = Text(cause.what, style="" if cause.explains else "dim")
-            table.add_row(what, format_step_time(cause.step_time), change, _share(cause.share))
+            label = Text(cause.description, style="" if cause.explains else "dim")
+            table.add_row(label, format_step_time(cause.step_time), change, _format_share(cause.gap_share))
     return table
 
 
-def _share(share: float) -> str:
-    return f"{share:.1f} x" if abs(share) >= _MUCH else f"{share:.0%}"
+def _format_share(share: float) -> str:
+    return f"{share:.1f} x" if abs(share) >= _RATIO_THRESHOLD else f"{share:.0%}"
 
 
-def _invisible(causes: "Sequence[Cause]") -> list[str]:
+def _hidden_cause_lines(causes: "Sequence[CandidateCause]") -> list[str]:
     """What changes next to nothing, and what would widen the gap, in a line each."""
-    away = [f"{cause.what} ({format_step_time(cause.step_time)})" for cause in causes if cause.opposite]
-    rest = [cause.what.removeprefix("even with ") for cause in causes if not (cause.visible or cause.opposite)]
-    told = [(f"no visible part of the gap: {'; '.join(rest)}", rest), (f"the other way: {'; '.join(away)}", away)]
-    return [line for line, there in told if there]
+    opposite = [f"{cause.description} ({format_step_time(cause.step_time)})" for cause in causes if cause.widens_gap]
+    negligible = [
+        cause.description.removeprefix("even with ") for cause in causes if not (cause.is_visible or cause.widens_gap)
+    ]
+    candidate_lines = [
+        (f"no visible part of the gap: {'; '.join(negligible)}", negligible),
+        (f"the other way: {'; '.join(opposite)}", opposite),
+    ]
+    return [line for line, items in candidate_lines if items]

@@ -12,8 +12,8 @@ from clustersim.common.errors import InputError
 
 def run_extension(name: str, arguments: Sequence[str]) -> int:
     """Run the command that an installed package offers under a name; return its exit status."""
-    found = entry_points(group="clustersim.commands", name=name)
-    if not found:
+    commands = entry_points(group="clustersim.commands", name=name)
+    if not commands:
         raise InputError(f"nothing installed offers {name}; install clustersim again: pip install 'clustersim[{name}]'")
-    status: int = next(iter(found)).load()(list(arguments))
+    status: int = next(iter(commands)).load()(list(arguments))
     return status

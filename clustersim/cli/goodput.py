@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.progress import following
+from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.progress import track_progress
 from clustersim.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GoodputOptions:
     """Options as they were typed. workers: None for one per core; resume: a folder; tokens: empty for the file's."""
 
     tokens: str = ""
@@ -21,36 +21,36 @@ class Choice:
     resume: str | None = None
 
 
-def show_goodput(file: Path, overrides: Sequence[str], choice: Choice, outputs: Outputs) -> bool:
+def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, outputs: Outputs) -> bool:
     """Simulate, print and write what was found; whether all runs were made."""
-    from clustersim.reliability import goodput
+    from clustersim.reliability import simulate_goodput
 
-    asked = [f"economics.tokens={choice.tokens}"] if choice.tokens else []
-    scenario = Scenario.load(file, [*overrides, *asked])
-    outputs.require((file, *scenario.files))
-    store = None if choice.resume is None else Path(choice.resume)
-    with following("simulating the step") as tell:
-        found = goodput(
+    token_override = [f"economics.tokens={options.tokens}"] if options.tokens else []
+    scenario = Scenario.load(file, [*overrides, *token_override])
+    outputs.check_writable((file, *scenario.files))
+    store = None if options.resume is None else Path(options.resume)
+    with track_progress("simulating the step") as report_progress:
+        result = simulate_goodput(
             scenario,
-            choice.runs,
-            choice.seed,
-            workers=choice.workers or os.cpu_count() or 1,
+            options.runs,
+            options.seed,
+            workers=options.workers or os.cpu_count() or 1,
             store=store,
-            progress=lambda what, done, of: tell(what, done, of or None),
+            progress=lambda what, done, total: report_progress(what, done, total or None),
         )
     if outputs.json is not None:
-        write_json(found.to_json(), outputs.json)
+        write_json(result.to_json(), outputs.json)
     if outputs.html is not None:
         from clustersim.common.files import write_text_atomically
         from clustersim.report.goodput_page import goodput_page
 
-        write_text_atomically(outputs.html, goodput_page(found, file))
+        write_text_atomically(outputs.html, goodput_page(result, file))
     if outputs.table:
         from rich.console import Console
 
         from clustersim.report.terminal.goodput import render_goodput
 
-        Console().print(render_goodput(found), soft_wrap=False)
-        for path in outputs.files.values():
-            announce(path)
-    return found.complete
+        Console().print(render_goodput(result), soft_wrap=False)
+        for path in outputs.file_paths.values():
+            announce_file(path)
+    return result.complete

@@ -11,12 +11,12 @@ from clustersim.common.errors import ClusterSimError, InputError
 from clustersim.common.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
-INTERRUPTED: Final = 130
+EXIT_INTERRUPTED: Final = 130
 """The exit status of what was stopped by Ctrl-C, with what was known by then."""
 
 
 @dataclass(frozen=True, slots=True)
-class TraceChoice:
+class TraceOptions:
     """Of which ranks traces are (empty: one of each kind), and whether they may be larger than the limit."""
 
     ranks: str = ""
@@ -32,76 +32,76 @@ class Outputs:
     trace: str | None = None
     kineto: str | None = None
     spans: str | None = None
-    choice: TraceChoice = TraceChoice()
+    trace_options: TraceOptions = TraceOptions()
     table: bool = True
 
     @property
-    def files(self) -> dict[str, Path]:
+    def file_paths(self) -> dict[str, Path]:
         """Option and path of every file that is written."""
         json = None if self.json == STDOUT else self.json
-        wanted = {"--json": json, "--html": self.html, "--trace": self.trace, "--spans": self.spans}
-        return {option: Path(name) for option, name in wanted.items() if name is not None}
+        targets = {"--json": json, "--html": self.html, "--trace": self.trace, "--spans": self.spans}
+        return {option: Path(name) for option, name in targets.items() if name is not None}
 
     @property
-    def traces(self) -> dict[str, Path]:
+    def trace_paths(self) -> dict[str, Path]:
         """Option and path of all that is written span by span, directories among them."""
-        wanted = {"--trace": self.trace, "--kineto": self.kineto, "--spans": self.spans}
-        return {option: Path(name) for option, name in wanted.items() if name is not None}
+        targets = {"--trace": self.trace, "--kineto": self.kineto, "--spans": self.spans}
+        return {option: Path(name) for option, name in targets.items() if name is not None}
 
     @property
-    def drawn(self) -> bool:
+    def has_report(self) -> bool:
         """Whether a table or a page is asked for."""
         return self.table or self.html is not None
 
-    def require(self, inputs: Iterable[Path]) -> None:
+    def check_writable(self, inputs: Iterable[Path]) -> None:
         """Raise InputError or OutputError for what cannot be written, or would replace one of the inputs."""
-        self._require_names()
-        for option, path in self.files.items():
+        self._check_names()
+        for option, path in self.file_paths.items():
             require_writable(path)
-            for read in inputs:
-                if path.exists() and read.exists() and path.samefile(read):
+            for input_path in inputs:
+                if path.exists() and input_path.exists() and path.samefile(input_path):
                     raise InputError(f"{option} {path}: is one of the files that are read; name another")
-        if len({path.resolve() for path in self.files.values()}) < len(self.files):
-            raise InputError(f"{' and '.join(self.files)} need different files")
-        self._require_traces()
+        if len({path.resolve() for path in self.file_paths.values()}) < len(self.file_paths):
+            raise InputError(f"{' and '.join(self.file_paths)} need different files")
+        self._check_trace_paths()
 
-    def _require_names(self) -> None:
+    def _check_names(self) -> None:
         if self.json == "":
             raise InputError("--json needs the name of a file, or - for standard output")
         if self.html in ("", STDOUT):
             raise InputError("--html needs the name of a file, such as page.html")
         if self.kineto in ("", STDOUT):
             raise InputError("--kineto needs the name of a directory, such as traces")
-        if self.choice != TraceChoice() and not self.traces:
+        if self.trace_options != TraceOptions() and not self.trace_paths:
             raise InputError("--ranks and --force say how traces are written; name one (--trace, --kineto or --spans)")
 
-    def _require_traces(self) -> None:
+    def _check_trace_paths(self) -> None:
         if self.trace is not None:
-            from clustersim.report.export.perfetto import require_trace
+            from clustersim.report.export.perfetto import require_perfetto
 
-            require_trace(self.trace)
+            require_perfetto(self.trace)
         if self.spans is not None:
-            from clustersim.report.export.table import require_table
+            from clustersim.report.export.table import table_writer
 
-            require_table(self.spans)
+            table_writer(self.spans)
         if self.kineto is not None:
-            self._require_kineto(Path(self.kineto))
+            self._check_kineto_folder(Path(self.kineto))
 
-    def _require_kineto(self, folder: Path) -> None:
-        from clustersim.report.export.write_traces import require_directory
+    def _check_kineto_folder(self, folder: Path) -> None:
+        from clustersim.report.export.write_traces import require_kineto_directory
 
-        require_directory(folder)
-        for option, path in self.files.items():
+        require_kineto_directory(folder)
+        for option, path in self.file_paths.items():
             if folder.resolve() in (path.resolve(), path.resolve().parent):
                 raise InputError(f"{option} {path}: lies in --kineto {folder}, which is for traces alone; name another")
 
 
-def complain(error: ClusterSimError) -> None:
+def print_error(error: ClusterSimError) -> None:
     """Say in one sentence on stderr what is wrong."""
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 
-def announce(path: str | Path, note: str = "") -> None:
+def announce_file(path: str | Path, note: str = "") -> None:
     """Say that a file was written; on a terminal its name is a link to it."""
     if not sys.stdout.isatty():
         print(f"wrote {path}{note}")

@@ -19,17 +19,17 @@ from clustersim.scenario.config.reliability import load_reliability
 from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
-def print_shelves() -> None:
+def print_presets() -> None:
     """Print models, clusters, accelerators, recipes of number formats, price lists, reliability, and schedules."""
     console = Console()
-    console.print(_models())
-    console.print(_further(), highlight=False)
-    for table in (_clusters(), _accelerators(), _recipes(), _prices(), _reliability()):
+    console.print(_model_table())
+    console.print(_mtp_note(), highlight=False)
+    for table in (_cluster_table(), _accelerator_table(), _recipe_table(), _price_table(), _reliability_table()):
         console.print(table)
     console.print(f"schedules: {', '.join(SCHEDULE_NAMES)}")
 
 
-def table_of(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     """An empty table whose first column is left-aligned and never cut."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(columns[0], no_wrap=True)
@@ -38,32 +38,34 @@ def table_of(title: str, *columns: str) -> Table:
     return table
 
 
-def _models() -> Table:
-    table = table_of(
+def _model_table() -> Table:
+    table = new_table(
         "model and its parameters", "name", "total", "active", "layers", "hidden", "heads", "kv heads", "vocab"
     )
     for name, preset in sorted(PRESETS.items()):
         model = preset.model
         heads, kv_heads = (
-            _each(getattr(distinct_attention, key) for distinct_attention in model.distinct_attentions)
+            _format_distinct_sizes(getattr(attention, key) for attention in model.distinct_attentions)
             for key in ("heads", "kv_heads")
         )
         sizes = (f"{model.layer_count:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
-        table.add_row(name, _billions(parameter_count(model)), _billions(active_parameter_count(model)), *sizes)
+        table.add_row(
+            name, _format_billions(parameter_count(model)), _format_billions(active_parameter_count(model)), *sizes
+        )
     return table
 
 
-def _further() -> str:
+def _mtp_note() -> str:
     """What was released beside the models: layers that predict further tokens."""
-    found = [
-        f"{name} {preset.mtp_layers} ({_billions(mtp_parameter_count(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
+    entries = [
+        f"{name} {preset.mtp_layers} ({_format_billions(mtp_parameter_count(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
         for name, preset in sorted(PRESETS.items())
         if preset.mtp_layers
     ]
-    return f"released with layers for multi-token prediction beside these (model.mtp_layers): {', '.join(found)}\n"
+    return f"released with layers for multi-token prediction beside these (model.mtp_layers): {', '.join(entries)}\n"
 
 
-def _billions(count: int) -> str:
+def _format_billions(count: int) -> str:
     """Four digits of it.
 
     >>> [_billions(count) for count in (38_000_000, 12_879_925_248, 140_620_634_112, 1_026_408_209_408)]
@@ -73,13 +75,13 @@ def _billions(count: int) -> str:
     return f"{billions:,.{2 if billions < 100 else 1 if billions < 1000 else 0}f} B"
 
 
-def _each(sizes: Iterable[int]) -> str:
+def _format_distinct_sizes(sizes: Iterable[int]) -> str:
     """One size, or those of layers that differ."""
     return " / ".join(f"{size:,}" for size in dict.fromkeys(sizes))
 
 
-def _clusters() -> Table:
-    table = table_of("cluster", "name", "GPUs", "per node", "accelerator", "description")
+def _cluster_table() -> Table:
+    table = new_table("cluster", "name", "GPUs", "per node", "accelerator", "description")
     for name in data_files.list_names("clusters"):
         cluster = load_cluster(name)
         counts = (f"{cluster.gpu_count:,}", str(cluster.gpus_per_node))
@@ -87,37 +89,39 @@ def _clusters() -> Table:
     return table
 
 
-def _accelerators() -> Table:
-    table = table_of("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
+def _accelerator_table() -> Table:
+    table = new_table("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
     for name in data_files.list_names("accelerators"):
         gpu = load_accelerator(name)
         dtype, peak = max(gpu.peak.items(), key=lambda item: (item[0].bytes == 2, item[1]))
         memory = format_bytes(gpu.memory_bytes)
-        narrow = ", ".join(d_type.value for d_type in gpu.formats if d_type in LOW_PRECISION_DTYPES)
+        low_precision = ", ".join(
+            dtype_with_scales.value for dtype_with_scales in gpu.formats if dtype_with_scales in LOW_PRECISION_DTYPES
+        )
         bandwidth = format_bandwidth(gpu.memory_bandwidth)
-        table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", narrow)
+        table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", low_precision)
     return table
 
 
-def _recipes() -> Table:
-    table = table_of("recipe of number formats (training.precision)", "name", "products", "description")
+def _recipe_table() -> Table:
+    table = new_table("recipe of number formats (training.precision)", "name", "products", "description")
     for name in data_files.list_names("recipes"):
         recipe = load_recipe(name)
         table.add_row(name, recipe.compute.value, recipe.description)
     return table
 
 
-def _prices() -> Table:
-    table = table_of("price list (economics.price_per_gpu_hour)", "name", "read", "accelerators", "description")
+def _price_table() -> Table:
+    table = new_table("price list (economics.price_per_gpu_hour)", "name", "read", "accelerators", "description")
     for name in data_files.list_names("prices"):
-        found = load_price_list(name)
-        table.add_row(name, str(found.read_date), str(len(found.price_per_gpu_hour)), found.description)
+        prices = load_price_list(name)
+        table.add_row(name, str(prices.read_date), str(len(prices.price_per_gpu_hour)), prices.description)
     return table
 
 
-def _reliability() -> Table:
-    table = table_of("what breaks, how often (reliability.preset)", "name", "kinds", "description")
+def _reliability_table() -> Table:
+    table = new_table("what breaks, how often (reliability.preset)", "name", "kinds", "description")
     for name in data_files.list_names("reliability"):
-        found = load_reliability(name)
-        table.add_row(name, str(len(found.failures)), found.description)
+        preset = load_reliability(name)
+        table.add_row(name, str(len(preset.failures)), preset.description)
     return table

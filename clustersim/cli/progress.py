@@ -10,34 +10,34 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
 
-Tell = Callable[[str, int, int | None], None]
-PATIENCE = 2.0  # seconds
-EVERY = 10.0  # seconds between lines where there is no terminal
+ProgressCallback = Callable[[str, int, int | None], None]
+BAR_DELAY_SECONDS = 2.0  # seconds
+LINE_INTERVAL_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 
 @contextmanager
-def waiting_for(what: str) -> Iterator[None]:
+def show_activity(label: str) -> Iterator[None]:
     """Show a bar while the block runs, if it runs for long on a terminal."""
-    with counting(what, None):
+    with count_progress(label, None):
         yield
 
 
 @contextmanager
-def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def count_progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """The same for so many things; yields what is called with the number that are done."""
-    with following(what, total) as tell:
-        yield lambda done: tell(what, done, total)
+    with track_progress(label, total) as report_progress:
+        yield lambda done: report_progress(label, done, total)
 
 
 @contextmanager
-def following(what: str, total: int | None = None) -> Iterator[Tell]:
+def track_progress(label: str, total: int | None = None) -> Iterator[ProgressCallback]:
     """The same for what is done in parts; yields what is called with the part, how much of it is done, and of how much.
 
     what, total: of the first part.
     """
     if not sys.stderr.isatty():
-        with _lines(what, total) as tell:
-            yield tell
+        with _progress_lines(label, total) as report_progress:
+            yield report_progress
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,12 +45,12 @@ def following(what: str, total: int | None = None) -> Iterator[Tell]:
     counts = [] if total is None else [MofNCompleteColumn()]
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=total)
-    timer = threading.Timer(PATIENCE, bar.start)
+    task = bar.add_task(label, total=total)
+    timer = threading.Timer(BAR_DELAY_SECONDS, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda part, done, of: bar.update(task, description=part, completed=done, total=of)
+        yield lambda stage, done, stage_total: bar.update(task, description=stage, completed=done, total=stage_total)
     finally:
         timer.cancel()
         timer.join()
@@ -58,28 +58,28 @@ def following(what: str, total: int | None = None) -> Iterator[Tell]:
 
 
 @contextmanager
-def _lines(what: str, total: int | None) -> Iterator[Tell]:
+def _progress_lines(label: str, total: int | None) -> Iterator[ProgressCallback]:
     """Say in plain text how far it is, now and then, until it is done."""
-    state, over, started = [_Part(what, 0, total)], threading.Event(), monotonic()
+    state, stop_event, started = [_ProgressState(label, 0, total)], threading.Event(), monotonic()
 
-    def tell() -> None:
-        while not over.wait(EVERY):
-            part = state[0]
-            count = "" if part.total is None else f", {part.done} of {part.total}"
-            print(f"{part.what}{count}, {monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    def print_periodically() -> None:
+        while not stop_event.wait(LINE_INTERVAL_SECONDS):
+            current = state[0]
+            count = "" if current.total is None else f", {current.done} of {current.total}"
+            print(f"{current.label}{count}, {monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    printer = threading.Thread(target=print_periodically, daemon=True)
+    printer.start()
     try:
-        yield lambda part, done, of: state.__setitem__(0, _Part(part, done, of))
+        yield lambda part, done, stage_total: state.__setitem__(0, _ProgressState(part, done, stage_total))
     finally:
-        over.set()
-        teller.join()
+        stop_event.set()
+        printer.join()
 
 
-class _Part(NamedTuple):
+class _ProgressState(NamedTuple):
     """How far something is."""
 
-    what: str
+    label: str
     done: int
     total: int | None

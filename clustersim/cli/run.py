@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.progress import waiting_for
+from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.progress import show_activity
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
     """Read, simulate and answer; whether the scenario fits in memory."""
     scenario = Scenario.load(file, overrides)
-    return answer(scenario, (file, *scenario.files), outputs)
+    return simulate_and_report(scenario, (file, *scenario.files), outputs)
 
 
-def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool:
+def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool:
     """Simulate and answer; whether the scenario fits in memory. inputs: all that it was read from."""
-    outputs.require(inputs)
-    _require_ranks(scenario, outputs)
+    outputs.check_writable(inputs)
+    _check_trace_ranks(scenario, outputs)
     if outputs.table:
-        _announce_wait(scenario)
+        _warn_long_simulation(scenario)
     from clustersim.simulation import simulate
 
-    with waiting_for("simulating"):
+    with show_activity("simulating"):
         result = simulate(scenario)
         if outputs.json is not None:
             write_json(result.to_json(), outputs.json)
@@ -36,21 +36,21 @@ def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool
         if outputs.html is not None:
             _write_page(result, outputs.html)
     if outputs.table:
-        _print(result)
-        for option, path in (outputs.files | outputs.traces).items():
-            announce(path, notes.get(option, ""))
+        _print_result(result)
+        for option, path in (outputs.file_paths | outputs.trace_paths).items():
+            announce_file(path, notes.get(option, ""))
     return result.fits_in_memory
 
 
-def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
+def _check_trace_ranks(scenario: Scenario, outputs: Outputs) -> None:
     """Refuse ranks that are not there before anyone waits."""
-    if outputs.traces:
-        from clustersim.report.export.rank_selection import require_ranks
+    if outputs.trace_paths:
+        from clustersim.report.export.rank_selection import validate_rank_selection
 
-        require_ranks(scenario.layout, outputs.choice.ranks)
+        validate_rank_selection(scenario.layout, outputs.trace_options.ranks)
 
 
-def _announce_wait(scenario: Scenario) -> None:
+def _warn_long_simulation(scenario: Scenario) -> None:
     """Say beforehand what takes long; the answer says it again."""
     from clustersim.scenario.validation_rules.warnings import slow_simulation_warnings
 
@@ -60,24 +60,29 @@ def _announce_wait(scenario: Scenario) -> None:
 
 def _write_traces(result: "SimulationResult", outputs: Outputs) -> dict[str, str]:
     """Write what is written span by span; say by option of how many ranks, if not of all."""
-    if not outputs.traces:
+    if not outputs.trace_paths:
         return {}
-    from clustersim.report.export.rank_selection import ranks_of
+    from clustersim.report.export.rank_selection import select_ranks_by_terms
 
-    ranks = ranks_of(result, outputs.choice.ranks)
-    return {option: _write_spans(result, option, ranks, outputs) for option in outputs.traces}
+    ranks = select_ranks_by_terms(result, outputs.trace_options.ranks)
+    return {option: _write_trace_format(result, option, ranks, outputs) for option in outputs.trace_paths}
 
 
-def _write_spans(result: "SimulationResult", option: str, ranks: list[int], outputs: Outputs) -> str:
+def _write_trace_format(result: "SimulationResult", option: str, ranks: list[int], outputs: Outputs) -> str:
     """Write one kind of trace; the note that says of how many ranks it is."""
-    from clustersim.report.export.write_traces import MOST_BYTES, write_kineto_files, write_spans, write_trace
+    from clustersim.report.export.write_traces import (
+        MAX_FILE_BYTES,
+        write_kineto_files,
+        write_perfetto_file,
+        write_table_file,
+    )
 
-    write = {"--trace": write_trace, "--kineto": write_kineto_files, "--spans": write_spans}[option]
-    path = outputs.traces[option]
+    write = {"--trace": write_perfetto_file, "--kineto": write_kineto_files, "--spans": write_table_file}[option]
+    path = outputs.trace_paths[option]
     if outputs.table:
-        _announce_trace(result, path, ranks)
-    count = write(result, path, ranks, most=math.inf if outputs.choice.force else MOST_BYTES)
-    if outputs.choice.ranks:
+        _announce_large_trace(result, path, ranks)
+    count = write(result, path, ranks, max_bytes=math.inf if outputs.trace_options.force else MAX_FILE_BYTES)
+    if outputs.trace_options.ranks:
         return f" ({count:,} of {result.rank_count:,} ranks)"
     return (
         f" ({count:,} of {result.simulated_rank_count:,} simulated ranks)"
@@ -86,26 +91,26 @@ def _write_spans(result: "SimulationResult", option: str, ranks: list[int], outp
     )
 
 
-def _announce_trace(result: "SimulationResult", path: Path, ranks: list[int]) -> None:
+def _announce_large_trace(result: "SimulationResult", path: Path, ranks: list[int]) -> None:
     """Say how much is about to be written, where that takes a while."""
-    from clustersim.report.export.write_traces import MANY_SPANS, spans_of
+    from clustersim.report.export.write_traces import LARGE_SPAN_COUNT, count_spans
 
-    spans = spans_of(result, ranks)
-    if spans >= MANY_SPANS:
-        print(f"writing about {spans:,} spans to {path}", file=sys.stderr, flush=True)
+    span_count = count_spans(result, ranks)
+    if span_count >= LARGE_SPAN_COUNT:
+        print(f"writing about {span_count:,} spans to {path}", file=sys.stderr, flush=True)
 
 
 def _write_page(result: "SimulationResult", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
     from clustersim.common.files import write_text_atomically
-    from clustersim.planning.what_if import what_ifs
+    from clustersim.planning.what_if import run_what_ifs
     from clustersim.report.run_page import run_page
     from clustersim.validation.nearest_run import nearest_run
 
-    write_text_atomically(path, run_page(result, what_ifs(result), nearest_run(result.scenario)))
+    write_text_atomically(path, run_page(result, run_what_ifs(result), nearest_run(result.scenario)))
 
 
-def _print(result: "SimulationResult") -> None:
+def _print_result(result: "SimulationResult") -> None:
     from rich.console import Console
 
     from clustersim.report.terminal.run import render_run

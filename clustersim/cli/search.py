@@ -7,21 +7,21 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.progress import following
+from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.progress import track_progress
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.planning.layouts import Space
-    from clustersim.results.search_result import Found, Layout
+    from clustersim.planning.layouts import SearchSpace
+    from clustersim.results.search_result import LayoutResult, SearchResult
 
-_FEW: Final = 64  # layouts for which another process is not worth its start
+_MAX_SERIAL_LAYOUTS: Final = 64  # layouts for which another process is not worth its start
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SearchOptions:
     """Options as they were typed. workers: None for one per core; resume: a folder."""
 
     fix: tuple[str, ...] = ()
@@ -36,63 +36,71 @@ class Choice:
     executor: str = "local"
 
 
-def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs: Outputs) -> bool:
+def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions, outputs: Outputs) -> bool:
     """Search, print and write what was found; whether it was all looked at."""
-    from clustersim.planning.layouts import Search
-    from clustersim.planning.layouts.executors import executor_at
-    from clustersim.planning.layouts.objective import objective_named
+    from clustersim.planning.layouts import LayoutSearch
+    from clustersim.planning.layouts.executors import open_executor
+    from clustersim.planning.layouts.objective import parse_objective
 
     scenario = Scenario.load(file, overrides)
-    outputs.require((file, *scenario.files))
-    objective, space = objective_named(choice.objective), space_of(scenario, choice)
-    store = None if choice.resume is None else Path(choice.resume)
-    workers = choice.workers or (1 if space.size < _FEW else os.cpu_count() or 1)
-    with executor_at(choice.executor, workers) as (executor, many), following("weighing layouts") as tell:
+    outputs.check_writable((file, *scenario.files))
+    objective, space = parse_objective(options.objective), search_space(scenario, options)
+    store = None if options.resume is None else Path(options.resume)
+    workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else os.cpu_count() or 1)
+    with (
+        open_executor(options.executor, workers) as (executor, worker_count),
+        track_progress("weighing layouts") as report_progress,
+    ):
 
-        def progress(what: str, done: int, of: int, best: "Layout | None") -> None:
+        def progress(what: str, done: int, total: int, best: "LayoutResult | None") -> None:
             from clustersim.common.units import format_step_time
 
-            words = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
-            tell(f"{what}{words}", done, of)
+            best_text = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
+            report_progress(f"{what}{best_text}", done, total)
 
-        searched = Search(space, choice.top, objective, many, store, executor).run(progress)
-    found = replace(searched, given=tuple(overrides))
+        raw_result = LayoutSearch(space, options.top, objective, worker_count, store, executor).run(progress)
+    result = replace(raw_result, base_overrides=tuple(overrides))
     if outputs.json is not None:
-        write_json(found.to_json(), outputs.json)
+        write_json(result.to_json(), outputs.json)
     if outputs.html is not None:
-        _write_page(found, file, outputs.html)
+        _write_page(result, file, outputs.html)
     if outputs.table:
-        _print(found, file, choice)
-        for path in outputs.files.values():
-            announce(path)
-    return found.complete
+        _print_result(result, file, options)
+        for path in outputs.file_paths.values():
+            announce_file(path)
+    return result.complete
 
 
-def space_of(scenario: Scenario, choice: Choice) -> "Space":
+def search_space(scenario: Scenario, options: SearchOptions) -> "SearchSpace":
     """The space that options name."""
-    from clustersim.planning.layouts import Space
+    from clustersim.planning.layouts import SearchSpace
 
-    fixed = _pairs("--fix", choice.fix)
-    varied = {key: _values(key, text) for key, text in _pairs("--vary", choice.vary).items()}
-    clusters = [name for name in choice.clusters.split(",") if name]
-    return Space.of(
-        scenario, fixed, varied, gpus=_numbers(choice.gpus), clusters=clusters, batch_per_gpu=choice.batch_per_gpu
+    fixed = _parse_key_values("--fix", options.fix)
+    varied = {key: _parse_values(key, text) for key, text in _parse_key_values("--vary", options.vary).items()}
+    clusters = [name for name in options.clusters.split(",") if name]
+    return SearchSpace.from_scenario(
+        scenario,
+        fixed,
+        varied,
+        gpus=_parse_gpu_counts(options.gpus),
+        clusters=clusters,
+        batch_per_gpu=options.batch_per_gpu,
     )
 
 
-def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+def _parse_key_values(option: str, texts: Sequence[str]) -> dict[str, str]:
     """Keys with what is said of each."""
-    found: dict[str, str] = {}
-    for key, value in (_pair(option, text) for text in texts):
-        if key in found:
+    values_by_key: dict[str, str] = {}
+    for key, value in (_parse_key_value(option, text) for text in texts):
+        if key in values_by_key:
             raise InputError(
-                f"{option} {key}: is given twice; all values go into one: --vary {key}={found[key]},{value}"
+                f"{option} {key}: is given twice; all values go into one: --vary {key}={values_by_key[key]},{value}"
             )
-        found[key] = value
-    return found
+        values_by_key[key] = value
+    return values_by_key
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
+def _parse_key_value(option: str, text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not sign or not key.strip() or not value.strip():
         example = "layout.tp=8" if option == "--fix" else "layout.tp=1,2,4"
@@ -100,39 +108,39 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _values(key: str, text: str) -> list[str]:
+def _parse_values(key: str, text: str) -> list[str]:
     """The values of a list with commas, of which mappings are one."""
     try:
         values = parse_yaml(f"[{text}]")
     except InputError as error:
         raise InputError(f"--vary {key}={text}: {error}") from error
-    listed = values if isinstance(values, list) else [values]
-    return [item if isinstance(item, str) else dumps(item) for item in listed]
+    value_list = values if isinstance(values, list) else [values]
+    return [value if isinstance(value, str) else dumps(value) for value in value_list]
 
 
-def _numbers(text: str) -> list[int]:
-    found = []
-    for item in (element.strip().replace("_", "") for element in text.split(",") if text):
-        if not item.isdecimal() or int(item) < 1:
-            raise InputError(f"--gpus {text}: {item!r} is not a number of GPUs; write such as --gpus 4096,8192")
-        found.append(int(item))
-    return found
+def _parse_gpu_counts(text: str) -> list[int]:
+    gpu_counts = []
+    for word in (word.strip().replace("_", "") for word in text.split(",") if text):
+        if not word.isdecimal() or int(word) < 1:
+            raise InputError(f"--gpus {text}: {word!r} is not a number of GPUs; write such as --gpus 4096,8192")
+        gpu_counts.append(int(word))
+    return gpu_counts
 
 
-def _write_page(found: "Found", file: Path, path: str) -> None:
+def _write_page(result: "SearchResult", file: Path, path: str) -> None:
     from clustersim.common.files import write_text_atomically
     from clustersim.report.search_page import search_page
 
-    write_text_atomically(path, search_page(found, file))
+    write_text_atomically(path, search_page(result, file))
 
 
-def _print(found: "Found", file: Path, choice: Choice) -> None:
+def _print_result(result: "SearchResult", file: Path, options: SearchOptions) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from clustersim.report.terminal.search import command, render_search
+    from clustersim.report.terminal.search import render_search, run_command
 
     console = Console()
-    console.print(render_search(found, resumable=choice.resume is not None))
-    if found.simulated:
-        console.print(Text(f"to run it: {command(found, found.choice, file)}", style="cyan"), soft_wrap=True)
+    console.print(render_search(result, resumable=options.resume is not None))
+    if result.simulated:
+        console.print(Text(f"to run it: {run_command(result, result.recommended, file)}", style="cyan"), soft_wrap=True)

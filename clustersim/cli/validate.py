@@ -11,79 +11,101 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.validation_kinds import KINDS, MOST_BEFORE_ID, SHOW, Choice, Kind, is_table, load_kind, near_ids
+from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.validation_kinds import (
+    KINDS,
+    MAX_ARGUMENTS_BEFORE_ID,
+    SHOW,
+    ValidationKind,
+    ValidationOptions,
+    is_csv_name,
+    load_kind,
+    suggest_case_ids,
+)
 from clustersim.common.errors import InputError, format_value, suggest_nearest
-from clustersim.validation.cases import Case
-from clustersim.validation.summary import Summary
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.summary import ValidationSummary
 
 
-def run_validation(words: Sequence[str], choice: Choice, outputs: Outputs) -> None:
+def run_validation(arguments: Sequence[str], options: ValidationOptions, outputs: Outputs) -> None:
     """Answer; words: what stands behind `validate`, without options."""
-    if choice.changes and list(words[:1]) != [KINDS[0]]:
-        raise InputError(f"--set {choice.changes[0]}: is for steps, as in clustersim validate steps --set")
-    match words:
+    if options.changes and list(arguments[:1]) != [KINDS[0]]:
+        raise InputError(f"--set {options.changes[0]}: is for steps, as in clustersim validate steps --set")
+    match arguments:
         case []:
-            validate_shipped(choice, outputs)
-        case ["show", *which, case_id] if len(which) <= MOST_BEFORE_ID:
+            validate_published(options, outputs)
+        case ["show", *location, case_id] if len(location) <= MAX_ARGUMENTS_BEFORE_ID:
             from clustersim.cli.validation_show import show_case
 
-            show_case(which, case_id, choice, outputs)
+            show_case(location, case_id, options, outputs)
         case [kind] if _is_kind(kind):
-            validate_table(load_kind(kind, choice), None, choice, outputs)
+            validate_table(load_kind(kind, options), None, options, outputs)
         case [kind, file] if _is_kind(kind):
-            validate_table(load_kind(kind, choice), Path(file), choice, outputs)
+            validate_table(load_kind(kind, options), Path(file), options, outputs)
         case _:
-            more = " ".join(words[2:])
-            raise InputError(f"validate takes a kind and one file or case, not also {format_value(more)}")
+            extra = " ".join(arguments[2:])
+            raise InputError(f"validate takes a kind and one file or case, not also {format_value(extra)}")
 
 
-def _is_kind(word: str) -> bool:
+def _is_kind(argument: str) -> bool:
     """Whether it is one; raise InputError with the nearest if not."""
-    if word in KINDS:
+    if argument in KINDS:
         return True
-    if word == SHOW:
+    if argument == SHOW:
         raise InputError(
             "validate show needs the id of one case, after the file that it is in if it is one of yours; "
             "clustersim validate --json - lists the shipped ones"
         )
-    if is_table(word):
-        raise InputError(f"{word}: say what it holds ({', '.join(KINDS)}), as in clustersim validate steps {word}")
-    raise InputError(f"validate {format_value(word)}: there is no such kind; {suggest_nearest(word, (*KINDS, SHOW))}")
+    if is_csv_name(argument):
+        raise InputError(
+            f"{argument}: say what it holds ({', '.join(KINDS)}), as in clustersim validate steps {argument}"
+        )
+    raise InputError(
+        f"validate {format_value(argument)}: there is no such kind; {suggest_nearest(argument, (*KINDS, SHOW))}"
+    )
 
 
-def validate_table(kind: Kind, file: Path | None, choice: Choice, outputs: Outputs) -> None:
+def validate_table(kind: ValidationKind, file: Path | None, options: ValidationOptions, outputs: Outputs) -> None:
     """Predict the cases of a file, or the shipped ones of a kind."""
-    path = file or kind.shipped
-    every = kind.read(path)
-    outputs.require([path])
-    cases = choice.of(every)
+    path = file or kind.data_file
+    all_cases = kind.read(path)
+    outputs.check_writable([path])
+    cases = options.select(all_cases)
     if not cases:
-        raise _none_chosen(choice, every)
+        raise _no_case_error(options, all_cases)
     summary = kind.summarize(cases)
     title = f"{path.name}, {kind.name}" if file else f"published {kind.name}"
-    _answer([summary], summary.to_json(), title, outputs)
+    _report_summaries([summary], summary.to_json(), title, outputs)
 
 
-def validate_shipped(choice: Choice, outputs: Outputs) -> None:
+def validate_published(options: ValidationOptions, outputs: Outputs) -> None:
     """Predict all shipped cases."""
-    kinds = [load_kind(name, choice) for name in KINDS]
-    every = [kind.read(kind.shipped) for kind in kinds]
-    outputs.require([kind.shipped for kind in kinds])
-    chosen = [choice.of(cases) for cases in every]
+    kinds = [load_kind(name, options) for name in KINDS]
+    all_cases = [kind.read(kind.data_file) for kind in kinds]
+    outputs.check_writable([kind.data_file for kind in kinds])
+    chosen = [options.select(cases) for cases in all_cases]
     if not any(chosen):
-        raise _none_chosen(choice, [case for cases in every for case in cases])
+        raise _no_case_error(options, [case for cases in all_cases for case in cases])
     summaries = [kind.summarize(cases) for kind, cases in zip(kinds, chosen, strict=True)]
-    steps, *others = summaries
-    content = steps.to_json() | {summary.kind: summary.to_json() for summary in others}
-    _answer([item for item in summaries if item.comparisons or item.simulated], content, "published cases", outputs)
+    step_summary, *other_summaries = summaries
+    content = step_summary.to_json() | {summary.table_kind: summary.to_json() for summary in other_summaries}
+    _report_summaries(
+        [summary for summary in summaries if summary.comparisons or summary.simulated_by_others],
+        content,
+        "published cases",
+        outputs,
+    )
 
 
-def _none_chosen(choice: Choice, cases: Sequence[Case]) -> InputError:
-    return InputError(f"--only {format_value(choice.only)}: no case id contains it; {near_ids(choice.only, cases)}")
+def _no_case_error(options: ValidationOptions, cases: Sequence[ValidationCase]) -> InputError:
+    return InputError(
+        f"--only {format_value(options.only)}: no case id contains it; {suggest_case_ids(options.only, cases)}"
+    )
 
 
-def _answer(summaries: Sequence[Summary], content: Mapping[str, Any], title: str, outputs: Outputs) -> None:
+def _report_summaries(
+    summaries: Sequence[ValidationSummary], content: Mapping[str, Any], title: str, outputs: Outputs
+) -> None:
     """Write what was asked for, and print the tables."""
     if outputs.json is not None:
         write_json(content, outputs.json)
@@ -95,5 +117,5 @@ def _answer(summaries: Sequence[Summary], content: Mapping[str, Any], title: str
         from clustersim.cli.validation_table import print_summaries
 
         print_summaries(summaries)
-        for path in outputs.files.values():
-            announce(path)
+        for path in outputs.file_paths.values():
+            announce_file(path)

@@ -5,81 +5,93 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from clustersim.cli.validation_table import (
-    BANDED,
-    HEADS,
-    RANKED,
+    INTERVAL_COLUMNS,
+    QUALITY_COLUMNS,
+    RANKING_COLUMNS,
     TITLES,
-    band_cells,
     coverage_notes,
-    macro_lines,
-    parts_of,
+    interval_cells,
+    macro_rows,
     quality_cells,
     ranking_cells,
-    simulated_lines,
-    simulated_name,
+    simulated_rows,
+    simulated_source_label,
+    source_subsets,
 )
 from clustersim.common.files import write_text_atomically
-from clustersim.report.validation_page import Lines, Part, Point, validation_page
-from clustersim.validation.comparison import Band, Comparison
-from clustersim.validation.error_statistics import Inside
-from clustersim.validation.layout_ranking import Ranking
-from clustersim.validation.summary import Summary
+from clustersim.report.validation_page import TextTable, ValidationPoint, ValidationSection, validation_page
+from clustersim.validation.comparison import CaseComparison, PredictionInterval
+from clustersim.validation.error_statistics import IntervalCoverage
+from clustersim.validation.layout_ranking import LayoutRanking
+from clustersim.validation.summary import ValidationSummary
 
 _UNITS: Final = {"memory": "B", "reliability": ""}
 
 
-def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
+def write_page(summaries: Sequence[ValidationSummary], title: str, path: str) -> None:
     """Write the page; raise OutputError if it cannot be written."""
-    rankings = [summary.layouts for summary in summaries if summary.layouts is not None and summary.layouts.sets]
-    layouts = _layouts(rankings[0]) if rankings else None
-    write_text_atomically(path, validation_page(title, [_part(item) for item in summaries], layouts))
+    rankings = [
+        summary.layout_ranking
+        for summary in summaries
+        if summary.layout_ranking is not None and summary.layout_ranking.sets
+    ]
+    layouts = _ranking_lines(rankings[0]) if rankings else None
+    write_text_atomically(path, validation_page(title, [_page_section(summary) for summary in summaries], layouts))
 
 
-def _part(summary: Summary) -> Part:
+def _page_section(summary: ValidationSummary) -> ValidationSection:
     points = tuple(
-        Point(
+        ValidationPoint(
             comparison.case_id,
             source,
             comparison.measured,
             comparison.predicted,
-            dict(comparison.factors),
-            _ends(comparison.band),
+            dict(comparison.groupings),
+            _interval_limits(comparison.interval),
         )
-        for source, comparison in _named(summary)
+        for source, comparison in _comparisons_by_source(summary)
         if comparison.predicted is not None and comparison.error is not None and math.isfinite(comparison.error)
     )
-    unit = _UNITS.get(summary.kind, "s")
+    unit = _UNITS.get(summary.table_kind, "s")
     notes = tuple(f"{note[0].upper()}{note[1:]}." for note in coverage_notes(summary))
-    title = TITLES[summary.kind].capitalize()
-    return Part(title, unit, points, _sources(summary), summary.reasons, notes, _bands(summary.bands))
+    title = TITLES[summary.table_kind].capitalize()
+    return ValidationSection(
+        title,
+        unit,
+        points,
+        _source_lines(summary),
+        summary.skip_reasons,
+        notes,
+        _interval_lines(summary.interval_coverage),
+    )
 
 
-def _named(summary: Summary) -> Iterator[tuple[str, Comparison]]:
+def _comparisons_by_source(summary: ValidationSummary) -> Iterator[tuple[str, CaseComparison]]:
     """All cases, with what their sources are called."""
     yield from ((comparison.source, comparison) for comparison in summary.comparisons)
-    yield from ((simulated_name(item.source), item) for item in summary.simulated)
+    yield from ((simulated_source_label(comparison.source), comparison) for comparison in summary.simulated_by_others)
 
 
-def _ends(band: Band | None) -> tuple[float, float] | None:
-    return None if band is None else (band.low, band.high)
+def _interval_limits(interval: PredictionInterval | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval.low, interval.high)
 
 
-def _bands(bands: Mapping[str, Inside]) -> Lines | None:
-    rows = [(regime, *band_cells(regime, inside)) for regime, inside in bands.items()]
-    return Lines(BANDED, rows) if rows else None
+def _interval_lines(coverages: Mapping[str, IntervalCoverage]) -> TextTable | None:
+    rows = [(stratum, *interval_cells(stratum, coverage)) for stratum, coverage in coverages.items()]
+    return TextTable(INTERVAL_COLUMNS, rows) if rows else None
 
 
-def _sources(summary: Summary) -> Lines:
+def _source_lines(summary: ValidationSummary) -> TextTable:
     rows = []
-    for source, quality in summary.sources.items():
+    for source, quality in summary.statistics_by_source.items():
         rows.append((source or "not stated", *quality_cells(quality)))
-        parts = parts_of(summary, source).items()
-        rows += [(f"\N{EM SPACE}{name}", *quality_cells(part)) for name, part in parts]
-    further = (*macro_lines(summary), *simulated_lines(summary))
-    sums = [("all cases", *quality_cells(summary.overall)), *((name, *cells) for name, cells in further)]
-    return Lines(("source", *HEADS), rows, sums)
+        subsets = source_subsets(summary, source).items()
+        rows += [(f"\N{EM SPACE}{name}", *quality_cells(subset_quality)) for name, subset_quality in subsets]
+    extra_rows = (*macro_rows(summary), *simulated_rows(summary))
+    total_rows = [("all cases", *quality_cells(summary.overall)), *((name, *cells) for name, cells in extra_rows)]
+    return TextTable(("source", *QUALITY_COLUMNS), rows, total_rows)
 
 
-def _layouts(ranking: Ranking) -> Lines:
-    rows = [(source, *ranking_cells(mine)) for source, mine in ranking.by_source().items()]
-    return Lines(RANKED, rows, [("all sets", *ranking_cells(ranking))])
+def _ranking_lines(ranking: LayoutRanking) -> TextTable:
+    rows = [(source, *ranking_cells(source_ranking)) for source, source_ranking in ranking.by_source().items()]
+    return TextTable(RANKING_COLUMNS, rows, [("all sets", *ranking_cells(ranking))])

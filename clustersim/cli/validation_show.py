@@ -7,101 +7,115 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.progress import waiting_for
-from clustersim.cli.validation_kinds import KINDS, Choice, Kind, is_table, kind_of, load_kind, near_ids
-from clustersim.cli.validation_table import WORDS
+from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.progress import show_activity
+from clustersim.cli.validation_kinds import (
+    KINDS,
+    ValidationKind,
+    ValidationOptions,
+    detect_kind,
+    is_csv_name,
+    load_kind,
+    suggest_case_ids,
+)
+from clustersim.cli.validation_table import VALUE_FORMATS
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import format_seconds, format_step_time
 from clustersim.validation.case_scenario import is_measured
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.summary import finite
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.summary import replace_non_finite
 
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
 
 
-def show_case(which: Sequence[str], case_id: str, choice: Choice, outputs: Outputs) -> None:
+def show_case(location: Sequence[str], case_id: str, options: ValidationOptions, outputs: Outputs) -> None:
     """Print the case; a step with where its predicted time goes. which: nothing, or [kind,] file of the case."""
-    if choice.only:
-        raise InputError(f"--only {choice.only}: is for tables of cases; validate show takes one id")
-    kind, cases = _in_file(which, case_id, choice) if which else _find(case_id, choice)
-    outputs.require([Path(which[-1]) if which else kind.shipped])
+    if options.only:
+        raise InputError(f"--only {options.only}: is for tables of cases; validate show takes one id")
+    kind, cases = _find_case_in_file(location, case_id, options) if location else _find_published_case(case_id, options)
+    outputs.check_writable([Path(location[-1]) if location else kind.data_file])
     if kind.name == KINDS[0]:
         _show_step(cases[0], outputs)
         return
-    _show_rows(kind, cases, outputs)
+    _show_measurements(kind, cases, outputs)
 
 
-def _find(case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
+def _find_published_case(case_id: str, options: ValidationOptions) -> tuple[ValidationKind, list[ValidationCase]]:
     """The shipped rows with that id, of the first kind that has them; raise InputError with the nearest ids."""
-    if is_table(case_id):
+    if is_csv_name(case_id):
         raise InputError(
             f"validate show {case_id}: say which of its cases, as in clustersim validate show {case_id} CASE_ID"
         )
-    every: list[Case] = []
+    all_cases: list[ValidationCase] = []
     for name in KINDS:
-        kind = load_kind(name, choice)
-        cases = kind.read(kind.shipped)
-        found = [case for case in cases if case.text("case_id") == case_id]
-        if found:
-            return kind, found
-        every += cases
-    raise InputError(f"there is no published case {format_value(case_id)}; {near_ids(case_id, every)}")
+        kind = load_kind(name, options)
+        cases = kind.read(kind.data_file)
+        matches = [case for case in cases if case.text("case_id") == case_id]
+        if matches:
+            return kind, matches
+        all_cases += cases
+    raise InputError(f"there is no published case {format_value(case_id)}; {suggest_case_ids(case_id, all_cases)}")
 
 
-def _in_file(which: Sequence[str], case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
+def _find_case_in_file(
+    location: Sequence[str], case_id: str, options: ValidationOptions
+) -> tuple[ValidationKind, list[ValidationCase]]:
     """The rows of a file with that id, and what the file holds; raise InputError with the nearest ids."""
-    *kinds, name = which
+    *kinds, name = location
     if any(kind not in KINDS for kind in kinds):
         raise InputError(
             f"validate show {format_value(kinds[0])}: there is no such kind; {suggest_nearest(kinds[0], KINDS)}"
         )
-    if is_table(case_id) and not is_table(name):
+    if is_csv_name(case_id) and not is_csv_name(name):
         raise InputError(f"validate show: the file comes first, as in clustersim validate show {case_id} {name}")
     path = Path(name)
-    kind = load_kind(kinds[0], choice) if kinds else kind_of(path, choice)
+    kind = load_kind(kinds[0], options) if kinds else detect_kind(path, options)
     cases = kind.read(path)
-    found = [case for case in cases if case.text("case_id") == case_id]
-    if not found:
-        listed = f"clustersim validate {kind.name} {path} --json -"
-        raise InputError(f"{path}: has no case {format_value(case_id)}; {near_ids(case_id, cases, listed)}")
-    return kind, found
+    matches = [case for case in cases if case.text("case_id") == case_id]
+    if not matches:
+        list_command = f"clustersim validate {kind.name} {path} --json -"
+        raise InputError(
+            f"{path}: has no case {format_value(case_id)}; {suggest_case_ids(case_id, cases, list_command)}"
+        )
+    return kind, matches
 
 
-def _show_step(case: Case, outputs: Outputs) -> None:
+def _show_step(case: ValidationCase, outputs: Outputs) -> None:
     """A step: why there is no prediction, or all that there is to it."""
-    from clustersim.validation.steps import band_of, factors_of, predicted_seconds
+    from clustersim.validation.steps import error_groupings, predicted_step_seconds, step_time_interval
 
-    mapping, result, reason = _simulated(case)
-    predicted = None if result is None else predicted_seconds(result)
-    measured, name, source = case.number("step_time_s"), case.text("case_id"), case.text("source")
-    band = None if result is None else band_of(result)
-    comparison = Comparison(name, source, measured, predicted, reason, factors=factors_of(case), band=band)
+    mapping, result, reason = _simulate_case(case)
+    predicted = None if result is None else predicted_step_seconds(result)
+    measured, name, source = case.positive_float("step_time_s"), case.text("case_id"), case.text("source")
+    interval = None if result is None else step_time_interval(result)
+    comparison = CaseComparison(
+        name, source, measured, predicted, reason, groupings=error_groupings(case), interval=interval
+    )
     if outputs.json is not None:
-        whole = None if result is None else result.to_json()
-        content = {"kind": "steps", **comparison.to_json(), "scenario": mapping, "prediction": whole}
-        write_json(finite(content), outputs.json)
+        prediction = None if result is None else result.to_json()
+        content = {"kind": "steps", **comparison.to_json(), "scenario": mapping, "prediction": prediction}
+        write_json(replace_non_finite(content), outputs.json)
     if outputs.html is not None:
         _write_page(result, reason, outputs.html)
     if outputs.table:
         _print_step(case, comparison, mapping, result)
-        for path in outputs.files.values():
-            announce(path)
+        for path in outputs.file_paths.values():
+            announce_file(path)
 
 
-def _simulated(case: Case) -> "tuple[dict[str, Any] | None, SimulationResult | None, str | None]":
+def _simulate_case(case: ValidationCase) -> "tuple[dict[str, Any] | None, SimulationResult | None, str | None]":
     """What a scenario file would hold, the answer, and why there is none; as many of them as there are."""
     from clustersim.simulation import simulate
     from clustersim.validation.case_scenario import scenario_mapping
-    from clustersim.validation.steps import scenario_of
+    from clustersim.validation.steps import build_scenario
 
     mapping = None
     try:
         mapping = scenario_mapping(case)
-        with waiting_for("simulating"):
-            return mapping, simulate(scenario_of(case)), None
+        with show_activity("simulating"):
+            return mapping, simulate(build_scenario(case)), None
     except CannotPredictError as refusal:
         return mapping, None, str(refusal)
 
@@ -116,7 +130,10 @@ def _write_page(result: "SimulationResult | None", reason: str | None, path: str
 
 
 def _print_step(
-    case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "SimulationResult | None"
+    case: ValidationCase,
+    comparison: CaseComparison,
+    mapping: "dict[str, Any] | None",
+    result: "SimulationResult | None",
 ) -> None:
     from rich.console import Console
 
@@ -127,36 +144,47 @@ def _print_step(
     if result is not None:
         Console().print(render_run(result))
         print()
-    print("\n".join(_lines(case, comparison, format_step_time)))
+    print("\n".join(_comparison_lines(case, comparison, format_step_time)))
 
 
-def _lines(case: Case, comparison: Comparison, words: Callable[[float], str]) -> Iterator[str]:
+def _comparison_lines(
+    case: ValidationCase, comparison: CaseComparison, formatter: Callable[[float], str]
+) -> Iterator[str]:
     """Measured and predicted, and where the measurement is from."""
     yield f"{comparison.case_id}"
-    word = "measured" if is_measured(case) else "simulated"
-    yield f"  {word:<10} {words(comparison.measured) if math.isfinite(comparison.measured) else 'not stated'}"
+    label = "measured" if is_measured(case) else "simulated"
+    yield f"  {label:<10} {formatter(comparison.measured) if math.isfinite(comparison.measured) else 'not stated'}"
     if comparison.predicted is None or comparison.error is None:
-        yield f"  skipped    {comparison.skipped}"
+        yield f"  skipped    {comparison.skip_reason}"
     else:
-        yield f"  predicted  {words(comparison.predicted)}"
+        yield f"  predicted  {formatter(comparison.predicted)}"
         yield f"  error      {comparison.error:+.1%}"
-    if comparison.band is not None:
-        judged = f": measured is {'inside' if comparison.inside else 'outside'}" if is_measured(case) else ""
-        yield f"  expected   {words(comparison.band.low)} to {words(comparison.band.high)}{judged}"
-    which = ("collective", "bytes") if case.text("collective") else ("quantity", "rank")  # of several rows of one case
+    if comparison.interval is not None:
+        verdict = (
+            f": measured is {'inside' if comparison.is_inside_interval else 'outside'}" if is_measured(case) else ""
+        )
+        yield f"  expected   {formatter(comparison.interval.low)} to {formatter(comparison.interval.high)}{verdict}"
+    key_columns = (
+        ("collective", "bytes") if case.text("collective") else ("quantity", "rank")
+    )  # of several rows of one case
     origin = () if is_measured(case) else ("step_time_origin",)
-    stated = (name for name in (*which, "source", "locator", *origin, "quality", "notes") if case.text(name))
-    yield from (f"  {name:<10} {case.text(name)}" for name in stated)
+    present_columns = (
+        name for name in (*key_columns, "source", "locator", *origin, "quality", "notes") if case.text(name)
+    )
+    yield from (f"  {name:<10} {case.text(name)}" for name in present_columns)
 
 
-def _show_rows(kind: Kind, cases: Sequence[Case], outputs: Outputs) -> None:
+def _show_measurements(kind: ValidationKind, cases: Sequence[ValidationCase], outputs: Outputs) -> None:
     """All rows of a case of another kind."""
     if outputs.html is not None:
         raise InputError(f"--html: cases of {kind.name} have no page of their own; clustersim validate {kind.name} has")
     comparisons = kind.summarize(cases).comparisons
     if outputs.json is not None:
-        write_json(finite({"kind": kind.name, "cases": [item.to_json() for item in comparisons]}), outputs.json)
-    words = WORDS.get(kind.name, format_seconds)
+        write_json(
+            replace_non_finite({"kind": kind.name, "cases": [comparison.to_json() for comparison in comparisons]}),
+            outputs.json,
+        )
+    formatter = VALUE_FORMATS.get(kind.name, format_seconds)
     if outputs.table:
         for case, comparison in zip(cases, comparisons, strict=True):
-            print("\n".join(_lines(case, comparison, words)))
+            print("\n".join(_comparison_lines(case, comparison, formatter)))

@@ -8,16 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clustersim.cli.presets import table_of
+from clustersim.cli.presets import new_table
 from clustersim.common.units import format_bytes, format_number, format_step_time
 from clustersim.uncertainty.model_file import load_uncertainty_model
-from clustersim.validation.error_statistics import Inside, Macro, Quality, by_source
-from clustersim.validation.layout_ranking import Ranking
-from clustersim.validation.memory import Verdict
-from clustersim.validation.speedup_pairs import Pair, Pairs
-from clustersim.validation.summary import Coverage, Summary
+from clustersim.validation.error_statistics import ErrorStatistics, IntervalCoverage, MacroAverage, statistics_by_source
+from clustersim.validation.layout_ranking import LayoutRanking
+from clustersim.validation.memory import MemoryFitVerdict
+from clustersim.validation.speedup_pairs import SpeedupPair, SpeedupPairs
+from clustersim.validation.summary import PredictionCoverage, ValidationSummary
 
-HEADS: Final = ("cases", "skipped", "mean", "median", "bias", "worst")
+QUALITY_COLUMNS: Final = ("cases", "skipped", "mean", "median", "bias", "worst")
 TITLES: Final[Mapping[str, str]] = {
     "steps": "step time",
     "memory": "memory",
@@ -25,21 +25,21 @@ TITLES: Final[Mapping[str, str]] = {
     "kernels": "kernels",
     "reliability": "reliability",
 }
-WORDS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
+VALUE_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
 """How a quantity of a table is told, where it is no time."""
-BANDED: Final = ("regime", "cases", "sources", "inside", "published, left out")
-PAIRED: Final = ("case", "with", "measured", "predicted", "error")
-PAIRED_IN: Final = {
+INTERVAL_COLUMNS: Final = ("regime", "cases", "sources", "inside", "published, left out")
+PAIR_COLUMNS: Final = ("case", "with", "measured", "predicted", "error")
+PAIR_TITLES: Final = {
     "formats": "speed-up over bf16, of the same case published in both",
     "experts": "speed-up of mixtures, of the same case published without",
 }
 """What tables of pairs are called, by what the pairs differ in."""
-RANKED: Final = ("source", "sets", "cases", "right", "regret", "by chance", "tau")
-_NOTHING: Final = "–"
-_MOST_REASONS: Final = 12
-_MOST_LETTERS: Final = 80
-_MOST_CASES: Final = 30  # of a table whose cases are listed one by one
-_SIGNS: Final = (
+RANKING_COLUMNS: Final = ("source", "sets", "cases", "right", "regret", "by chance", "tau")
+_NO_VALUE: Final = "–"
+_MAX_REASONS: Final = 12
+_MAX_NAME_LENGTH: Final = 80
+_MAX_LISTED_CASES: Final = 30  # of a table whose cases are listed one by one
+_LEGEND: Final = (
     "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
     "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted; "
     "regret: what is chosen by prediction takes longer than the fastest measured, on average; by chance: the same of a "
@@ -47,228 +47,245 @@ _SIGNS: Final = (
 )
 
 
-def print_summaries(summaries: Sequence[Summary]) -> None:
+def print_summaries(summaries: Sequence[ValidationSummary]) -> None:
     """Print all that is known of each table."""
     console = Console()
     for summary in summaries:
-        for part in _parts(summary):
-            console.print(part)
-    console.print(Text(_SIGNS, style="dim"))
+        for element in _summary_elements(summary):
+            console.print(element)
+    console.print(Text(_LEGEND, style="dim"))
 
 
-def _parts(summary: Summary) -> Iterator[Table | Text]:
-    yield _sources(summary)
+def _summary_elements(summary: ValidationSummary) -> Iterator[Table | Text]:
+    yield _source_table(summary)
     yield Text()
     yield from map(Text, coverage_notes(summary))
-    yield from _reasons(summary.reasons)
+    yield from _skip_reason_table(summary.skip_reasons)
     yield Text()
-    if len(summary.comparisons) + len(summary.simulated) <= _MOST_CASES:
-        yield _cases(summary)
+    if len(summary.comparisons) + len(summary.simulated_by_others) <= _MAX_LISTED_CASES:
+        yield _case_table(summary)
         yield Text()
-    for factor, values in summary.factors.items():
-        yield _table(f"{TITLES[summary.kind]} by {factor}", factor, values)
+    for factor, values in summary.statistics_by_grouping.items():
+        yield _quality_table(f"{TITLES[summary.table_kind]} by {factor}", factor, values)
         yield Text()
-    if summary.layouts is not None and summary.layouts.sets:
-        yield _layouts(summary.layouts)
+    if summary.layout_ranking is not None and summary.layout_ranking.sets:
+        yield _ranking_table(summary.layout_ranking)
         yield Text()
-    for kind, pairs in summary.pairs.items():
+    for kind, pairs in summary.speedup_pairs.items():
         if pairs.pairs:
-            by_change = _table(f"{PAIRED_IN[kind]}: predicted over measured ratio", "with", pairs.by_change())
-            yield from (_pairs(PAIRED_IN[kind], pairs), Text(), by_change, Text())
-    if summary.bands:
-        yield _bands(summary.bands)
+            by_change = _quality_table(
+                f"{PAIR_TITLES[kind]}: predicted over measured ratio", "with", pairs.statistics_by_change()
+            )
+            yield from (_pair_table(PAIR_TITLES[kind], pairs), Text(), by_change, Text())
+    if summary.interval_coverage:
+        yield _interval_table(summary.interval_coverage)
         yield Text()
 
 
-def _sources(summary: Summary) -> Table:
-    table = _table(f"{TITLES[summary.kind]}: predicted against measured", "source", {})
-    for source, quality in summary.sources.items():
+def _source_table(summary: ValidationSummary) -> Table:
+    table = _quality_table(f"{TITLES[summary.table_kind]}: predicted against measured", "source", {})
+    for source, quality in summary.statistics_by_source.items():
         table.add_row(Text(source or "not stated"), *quality_cells(quality))
-        for name, part in parts_of(summary, source).items():
-            table.add_row(Text(f"  {name}"), *quality_cells(part), style="dim")
+        for name, subset_quality in source_subsets(summary, source).items():
+            table.add_row(Text(f"  {name}"), *quality_cells(subset_quality), style="dim")
     table.add_row(Text("all cases"), *quality_cells(summary.overall), style="bold")
-    for name, cells in macro_lines(summary):
+    for name, cells in macro_rows(summary):
         table.add_row(Text(name), *cells, style="bold")
-    for name, cells in simulated_lines(summary):
+    for name, cells in simulated_rows(summary):
         table.add_row(Text(name), *cells, style="dim")
     return table
 
 
-def _bands(bands: Mapping[str, Inside]) -> Table:
-    table = table_of("measured inside the expected band", *BANDED)
-    for regime, inside in bands.items():
-        table.add_row(Text(regime), *band_cells(regime, inside))
+def _interval_table(coverages: Mapping[str, IntervalCoverage]) -> Table:
+    table = new_table("measured inside the expected band", *INTERVAL_COLUMNS)
+    for stratum, coverage in coverages.items():
+        table.add_row(Text(stratum), *interval_cells(stratum, coverage))
     return table
 
 
-def band_cells(regime: str, inside: Inside) -> tuple[str, ...]:
+def interval_cells(stratum: str, coverage: IntervalCoverage) -> tuple[str, ...]:
     """The cells below BANDED, but for the first."""
-    published = load_uncertainty_model().coverage_by_stratum.get(regime)
-    unseen = None if published is None else published.covered_share
-    return f"{inside.n:,}", f"{inside.sources:,}", percent(inside.share), percent(unseen)
+    published = load_uncertainty_model().coverage_by_stratum.get(stratum)
+    holdout_coverage = None if published is None else published.covered_share
+    return f"{coverage.n:,}", f"{coverage.sources:,}", format_percent(coverage.share), format_percent(holdout_coverage)
 
 
-def _cases(summary: Summary) -> Table:
+def _case_table(summary: ValidationSummary) -> Table:
     """Every case, with why it was skipped."""
-    table = table_of("each case", "case", "measured", "predicted", "error", "")
+    table = new_table("each case", "case", "measured", "predicted", "error", "")
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-    words = WORDS.get(summary.kind, format_step_time)
-    for said, comparisons in (("", summary.comparisons), ("simulated", summary.simulated)):
+    formatter = VALUE_FORMATS.get(summary.table_kind, format_step_time)
+    for note, comparisons in (("", summary.comparisons), ("simulated", summary.simulated_by_others)):
         for comparison in comparisons:
-            measured = words(comparison.measured) if math.isfinite(comparison.measured) else _NOTHING
-            found = (
-                (_NOTHING, _NOTHING)
+            measured = formatter(comparison.measured) if math.isfinite(comparison.measured) else _NO_VALUE
+            cells = (
+                (_NO_VALUE, _NO_VALUE)
                 if comparison.error is None
-                else (words(comparison.predicted or 0.0), f"{comparison.error:+.1%}")
+                else (formatter(comparison.predicted or 0.0), f"{comparison.error:+.1%}")
             )
             table.add_row(
-                Text(_cut(comparison.case_id)), measured, *found, Text(comparison.skipped or said, overflow="fold")
+                Text(_truncate(comparison.case_id)),
+                measured,
+                *cells,
+                Text(comparison.skip_reason or note, overflow="fold"),
             )
     return table
 
 
-def _table(title: str, name: str, values: Mapping[str, Quality]) -> Table:
-    table = table_of(title, name, *HEADS)
+def _quality_table(title: str, name: str, values: Mapping[str, ErrorStatistics]) -> Table:
+    table = new_table(title, name, *QUALITY_COLUMNS)
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for column in table.columns[1:]:
         column.no_wrap = True
     for value, quality in values.items():
-        table.add_row(Text(_cut(value) or "not stated"), *quality_cells(quality))
+        table.add_row(Text(_truncate(value) or "not stated"), *quality_cells(quality))
     return table
 
 
-def _cut(words: str) -> str:
+def _truncate(name: str) -> str:
     """Names of a table that a user brings may be of any length."""
-    return words if len(words) <= _MOST_LETTERS else f"{words[:_MOST_LETTERS]}..."
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[:_MAX_NAME_LENGTH]}..."
 
 
-def parts_of(summary: Summary, source: str) -> dict[str, Quality]:
+def source_subsets(summary: ValidationSummary, source: str) -> dict[str, ErrorStatistics]:
     """The kinds of runs that a source mixes, by name."""
-    return {name: part for name, part in (summary.subsets or {}).items() if name.startswith(f"{source} ")}
+    return {name: quality for name, quality in (summary.subsets or {}).items() if name.startswith(f"{source} ")}
 
 
-def simulated_lines(summary: Summary) -> list[tuple[str, tuple[str, ...]]]:
+def simulated_rows(summary: ValidationSummary) -> list[tuple[str, tuple[str, ...]]]:
     """What predictions are beside those of other simulators, with the cells below HEADS."""
-    found = by_source(summary.simulated)
-    return [(simulated_name(source), quality_cells(quality)) for source, quality in found.items()]
+    quality_by_source = statistics_by_source(summary.simulated_by_others)
+    return [(simulated_source_label(source), quality_cells(quality)) for source, quality in quality_by_source.items()]
 
 
-def simulated_name(source: str) -> str:
+def simulated_source_label(source: str) -> str:
     """What cases of a source are called whose times somebody simulated."""
     return f"not measured: simulated, {source or 'not stated'}"
 
 
-def quality_cells(quality: Quality) -> tuple[str, ...]:
+def quality_cells(quality: ErrorStatistics) -> tuple[str, ...]:
     """The cells below HEADS."""
-    counts, sizes = (f"{quality.n:,}", f"{quality.skipped:,}"), (percent(quality.mape), percent(quality.median_ape))
-    return (*counts, *sizes, signed(quality.bias), signed(quality.worst))
+    counts, sizes = (
+        (f"{quality.n:,}", f"{quality.skipped:,}"),
+        (format_percent(quality.mape), format_percent(quality.median_ape)),
+    )
+    return (*counts, *sizes, format_signed_percent(quality.bias), format_signed_percent(quality.worst))
 
 
-def macro_lines(summary: Summary) -> Iterator[tuple[str, tuple[str, ...]]]:
+def macro_rows(summary: ValidationSummary) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The line of all sources, and those of dense models and of mixtures where a table has both."""
-    if summary.macro is not None:
-        yield macro_words(summary.macro)
-    for kind, means in summary.macros.items():
-        name, cells = macro_words(means)
+    if summary.macro_average is not None:
+        yield macro_row(summary.macro_average)
+    for kind, means in summary.macro_by_model_type.items():
+        name, cells = macro_row(means)
         yield f"{name}, {kind}", cells
 
 
-def macro_words(means: Macro) -> tuple[str, tuple[str, ...]]:
+def macro_row(means: MacroAverage) -> tuple[str, tuple[str, ...]]:
     """The name of the line and the cells below HEADS."""
     name = f"macro mean, {means.sources} {'source' if means.sources == 1 else 'sources'}"
-    return name, ("", "", percent(means.mape), "", signed(means.bias), "")
+    return name, ("", "", format_percent(means.mape), "", format_signed_percent(means.bias), "")
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """A fraction in percent, a dash where there is none.
 
     >>> percent(0.0314), percent(None)
     ('3.1%', '–')
     """
-    return _NOTHING if value is None else f"{value:.1%}"
+    return _NO_VALUE if value is None else f"{value:.1%}"
 
 
-def signed(value: float | None) -> str:
+def format_signed_percent(value: float | None) -> str:
     """A fraction in percent with its sign.
 
     >>> signed(0.031), signed(-0.2), signed(None)
     ('+3.1%', '-20.0%', '–')
     """
-    return _NOTHING if value is None else f"{value:+.1%}"
+    return _NO_VALUE if value is None else f"{value:+.1%}"
 
 
-def coverage_notes(summary: Summary) -> Iterator[str]:
+def coverage_notes(summary: ValidationSummary) -> Iterator[str]:
     """How many cases are predicted of those that should be, and whether runs fit, in sentences."""
-    if summary.comparisons or not summary.simulated:
-        yield _coverage("coverage", summary.coverage)
-    for kind, covered in summary.covered.items():
-        if covered.expressible:
-            yield _coverage(f"coverage of {kind}", covered)
+    if summary.comparisons or not summary.simulated_by_others:
+        yield _coverage_note("coverage", summary.coverage)
+    for kind, kind_coverage in summary.coverage_by_category.items():
+        if kind_coverage.expressible_count:
+            yield _coverage_note(f"coverage of {kind}", kind_coverage)
     yield from summary.notes
-    if summary.fits:
-        yield _fits(summary.fits)
-    judged = len(dict.fromkeys(comparison.case_id for comparison in summary.comparisons if comparison.fits is not None))
-    if judged:
-        named = f": {', '.join(map(_cut, summary.unfit))}" if summary.unfit else ""
-        yield f"ran, but would not fit in memory as predicted: {len(summary.unfit):,} of {judged:,} runs{named}"
+    if summary.fit_verdicts:
+        yield _memory_verdict_note(summary.fit_verdicts)
+    judged_count = len(
+        dict.fromkeys(comparison.case_id for comparison in summary.comparisons if comparison.fits_in_memory is not None)
+    )
+    if judged_count:
+        unfit_text = f": {', '.join(map(_truncate, summary.measured_but_unfit))}" if summary.measured_but_unfit else ""
+        yield f"ran, but would not fit in memory as predicted: {len(summary.measured_but_unfit):,} of {judged_count:,} runs{unfit_text}"
 
 
-def _fits(verdicts: Sequence[Verdict]) -> str:
+def _memory_verdict_note(verdicts: Sequence[MemoryFitVerdict]) -> str:
     """Of how many runs it is known whether they fit, and of which it is wrong."""
-    judged = [verdict for verdict in verdicts if verdict.predicted is not None]
-    wrong = [item.case_id for item in judged if not item.right]
-    known = f"fits or does not fit: right for {len(judged) - len(wrong):,} of {len(judged):,} runs"
-    skipped = f", {len(verdicts) - len(judged):,} are skipped" if len(judged) < len(verdicts) else ""
-    return known + (f" (wrong for {', '.join(map(_cut, wrong))})" if wrong else "") + skipped
+    predicted_verdicts = [verdict for verdict in verdicts if verdict.predicted is not None]
+    wrong = [verdict.case_id for verdict in predicted_verdicts if not verdict.is_correct]
+    text = (
+        f"fits or does not fit: right for {len(predicted_verdicts) - len(wrong):,} of {len(predicted_verdicts):,} runs"
+    )
+    skipped_text = (
+        f", {len(verdicts) - len(predicted_verdicts):,} are skipped" if len(predicted_verdicts) < len(verdicts) else ""
+    )
+    return text + (f" (wrong for {', '.join(map(_truncate, wrong))})" if wrong else "") + skipped_text
 
 
-def _coverage(name: str, coverage: Coverage) -> str:
-    known = f"{coverage.predicted:,} of {coverage.expressible:,}"
-    return f"{name}: {known} cases that should have a prediction have one ({percent(coverage.share)})"
+def _coverage_note(name: str, coverage: PredictionCoverage) -> str:
+    counts = f"{coverage.predicted_count:,} of {coverage.expressible_count:,}"
+    return f"{name}: {counts} cases that should have a prediction have one ({format_percent(coverage.share)})"
 
 
-def _reasons(reasons: Mapping[str, tuple[str, ...]]) -> Iterator[Table | Text]:
+def _skip_reason_table(reasons: Mapping[str, tuple[str, ...]]) -> Iterator[Table | Text]:
     """The reasons of most cases, a line each, with one of the cases."""
     if not reasons:
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for reason, cases in list(reasons.items())[:_MOST_REASONS]:
+    for reason, cases in list(reasons.items())[:_MAX_REASONS]:
         first = f" ({cases[0]})" if len(cases) == 1 else f" (as {cases[0]})"
-        table.add_row(f"{len(cases):,}", Text(reason).append(_cut(first), style="dim"))
-    rest = list(reasons.values())[_MOST_REASONS:]
-    if rest:
-        table.add_row(f"{sum(map(len, rest)):,}", f"for {len(rest):,} other reasons, which --json and --html list")
+        table.add_row(f"{len(cases):,}", Text(reason).append(_truncate(first), style="dim"))
+    other_reasons = list(reasons.values())[_MAX_REASONS:]
+    if other_reasons:
+        table.add_row(
+            f"{sum(map(len, other_reasons)):,}",
+            f"for {len(other_reasons):,} other reasons, which --json and --html list",
+        )
     yield Text()
     yield Text("skipped cases and the reason")
     yield table
 
 
-def _layouts(ranking: Ranking) -> Table:
-    table = table_of("which layout is fastest", *RANKED)
+def _ranking_table(ranking: LayoutRanking) -> Table:
+    table = new_table("which layout is fastest", *RANKING_COLUMNS)
     table.columns[0].no_wrap = False
-    for source, mine in ranking.by_source().items():
-        table.add_row(Text(source or "not stated"), *ranking_cells(mine))
+    for source, source_ranking in ranking.by_source().items():
+        table.add_row(Text(source or "not stated"), *ranking_cells(source_ranking))
     table.add_row(Text("all sets"), *ranking_cells(ranking), style="bold")
     return table
 
 
-def _pairs(title: str, pairs: Pairs) -> Table:
-    table = table_of(title, *PAIRED)
+def _pair_table(title: str, pairs: SpeedupPairs) -> Table:
+    table = new_table(title, *PAIR_COLUMNS)
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for pair in pairs.pairs:
-        table.add_row(Text(_cut(pair.second)), *pair_cells(pair))
+        table.add_row(Text(_truncate(pair.second)), *pair_cells(pair))
     return table
 
 
-def pair_cells(pair: Pair) -> tuple[str, ...]:
+def pair_cells(pair: SpeedupPair) -> tuple[str, ...]:
     """The cells below PAIRED, but for the first."""
-    return pair.change, f"{pair.measured:.2f}", f"{pair.predicted:.2f}", signed(pair.error)
+    return pair.change, f"{pair.measured:.2f}", f"{pair.predicted:.2f}", format_signed_percent(pair.error)
 
 
-def ranking_cells(ranking: Ranking) -> tuple[str, ...]:
+def ranking_cells(ranking: LayoutRanking) -> tuple[str, ...]:
     """The cells below RANKED."""
-    tau = _NOTHING if ranking.tau is None else f"{ranking.tau:.2f}"
-    counts = (f"{count:,}" for count in (len(ranking.sets), ranking.cases, ranking.right))
-    return *counts, percent(ranking.regret), percent(ranking.by_chance), tau
+    tau = _NO_VALUE if ranking.mean_kendall_tau is None else f"{ranking.mean_kendall_tau:.2f}"
+    counts = (f"{count:,}" for count in (len(ranking.sets), ranking.case_count, ranking.correct_count))
+    return *counts, format_percent(ranking.mean_regret), format_percent(ranking.mean_random_regret), tau

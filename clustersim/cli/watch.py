@@ -12,16 +12,16 @@ from pathlib import Path
 from time import sleep, strftime
 from typing import Final
 
-from clustersim.cli.outputs import Outputs, complain
-from clustersim.cli.run import answer
+from clustersim.cli.outputs import Outputs, print_error
+from clustersim.cli.run import simulate_and_report
 from clustersim.common.data_files import read_text
 from clustersim.common.errors import ClusterSimError
 from clustersim.scenario import Scenario
 
-EVERY: Final = 0.2  # seconds between looks
-_PATIENCE: Final = 10  # looks after which a file is gone for good
+POLL_SECONDS: Final = 0.2  # seconds between looks
+_MISSING_FILE_POLLS: Final = 10  # looks after which a file is gone for good
 
-Stamp = tuple[int, int, int] | None  # None: there is no such file
+FileStamp = tuple[int, int, int] | None  # None: there is no such file
 
 
 def run_watched(file: Path, overrides: Sequence[str], outputs: Outputs) -> None:
@@ -31,51 +31,51 @@ def run_watched(file: Path, overrides: Sequence[str], outputs: Outputs) -> None:
     Files that the scenario refers to are those of the last time that it could be read.
     """
     with suppress(KeyboardInterrupt):
-        outputs.require((file,))
+        outputs.check_writable((file,))
         read_text(file)
-        saves = Saves([file])
+        watcher = FileWatcher([file])
         while True:
             if outputs.table:
                 print(f"{strftime('%H:%M:%S')} {file}", flush=True)
             try:
                 scenario = Scenario.load(file, overrides)
-                saves.follow([file, *scenario.files])
-                answer(scenario, (file, *scenario.files), outputs)
+                watcher.watch_files([file, *scenario.files])
+                simulate_and_report(scenario, (file, *scenario.files), outputs)
             except ClusterSimError as error:
-                complain(error)
+                print_error(error)
             sys.stdout.flush()
-            saves.wait()
+            watcher.wait_for_save()
 
 
-class Saves:
+class FileWatcher:
     """Files, each as it was when it was last looked at."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._seen: dict[Path, Stamp] = {}
-        self.follow(files)
+        self._stamps: dict[Path, FileStamp] = {}
+        self.watch_files(files)
 
-    def follow(self, files: Iterable[Path]) -> None:
+    def watch_files(self, files: Iterable[Path]) -> None:
         """Wait for these from now on; of those among them that are known, what changed meanwhile is still a save."""
-        self._seen = {file: self._seen[file] if file in self._seen else _stamp(file) for file in files}
+        self._stamps = {file: self._stamps[file] if file in self._stamps else _file_stamp(file) for file in files}
 
-    def wait(self) -> None:
+    def wait_for_save(self) -> None:
         """Return once any of them is not what it was, and stays so."""
-        last, same = self._seen, 0
+        previous, unchanged_polls = self._stamps, 0
         while True:
-            sleep(EVERY)
-            now = {file: _stamp(file) for file in self._seen}
-            same = same + 1 if now == last else 0
-            last = now
-            gone = any(now[file] is None and seen is not None for file, seen in self._seen.items())
-            if now != self._seen and same >= (_PATIENCE if gone else 1):
-                self._seen = now
+            sleep(POLL_SECONDS)
+            current = {file: _file_stamp(file) for file in self._stamps}
+            unchanged_polls = unchanged_polls + 1 if current == previous else 0
+            previous = current
+            is_missing = any(current[file] is None and stamp is not None for file, stamp in self._stamps.items())
+            if current != self._stamps and unchanged_polls >= (_MISSING_FILE_POLLS if is_missing else 1):
+                self._stamps = current
                 return
 
 
-def _stamp(file: Path) -> Stamp:
+def _file_stamp(file: Path) -> FileStamp:
     """When a file was written, how long it is, and which one it is."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -149,7 +149,7 @@ class MappingReader:
         return self._nested_reader(key, value)
 
     def get_entries(self, key: str, *label_keys: str) -> "Iterator[MappingReader]":
-        """The mappings of a list; `naming` are the keys whose values tell one from another in messages.
+        """The mappings of a list; `reported_violations` are the keys whose values tell one from another in messages.
 
         Keys of entries that nobody asks for are left alone.
         """

@@ -151,7 +151,7 @@ def nearest_nic_links(fabric: Fabric, gpu: int) -> IntArray:
 
 
 def _nearest_nic_links(fabric: Fabric, near_ends: IntArray, far_ends: IntArray, gpu: int) -> IntArray:
-    """NIC links from the vertices first met that have some; `here` and `there` are the ends in the order of search."""
+    """NIC links from the vertices first met that have some; `measured` and `there` are the ends in the order of search."""
     is_intra_node = np.isin(fabric.links.kind, [LINK_KINDS.index(kind) for kind in _INTRA_NODE_KINDS])
     is_nic = fabric.links.kind == LINK_KINDS.index(LinkKind.NIC)
     frontier, visited = np.array([gpu]), np.zeros(fabric.link_endpoints.vertex_count, np.bool_)

@@ -35,7 +35,14 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Seconds
-from clustersim.interop.protobuf import chosen, content, delimited, number, numbers, text
+from clustersim.interop.protobuf import (
+    integer_field,
+    length_delimited,
+    message_field,
+    oneof_field,
+    packed_field,
+    string_field,
+)
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import (
     CollectiveTask,
@@ -53,10 +60,10 @@ from clustersim.program.task import (
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
 
-VERSION: Final = "0.0.4"
+SCHEMA_VERSION: Final = "0.0.4"
 
 
-class NodeType(IntEnum):
+class ChakraNodeType(IntEnum):
     """What a node does, by the schema's numbers."""
 
     LOAD = 2
@@ -68,7 +75,7 @@ class NodeType(IntEnum):
 
 
 _ALL_GATHER: Final = 2  # each member begins with its own part
-_TYPES: Final[Mapping[CollectiveType, int]] = {  # CollectiveCommType, those that ASTRA-sim runs
+_COMM_TYPES: Final[Mapping[CollectiveType, int]] = {  # CollectiveCommType, those that ASTRA-sim runs
     CollectiveType.ALL_REDUCE: 0,
     CollectiveType.REDUCE: 7,
     CollectiveType.ALL_GATHER: _ALL_GATHER,
@@ -81,25 +88,29 @@ _TYPES: Final[Mapping[CollectiveType, int]] = {  # CollectiveCommType, those tha
     CollectiveType.COMBINE: 6,
     CollectiveType.SHIFT: _ALL_GATHER,
 }
-_OF_ONE: Final = (
+_ROOTED_COLLECTIVES: Final = (
     CollectiveType.REDUCE,
     CollectiveType.GATHER,
     CollectiveType.SCATTER,
 )  # one rank has, or gets, all of it
-_HOST: Final = {HostOpKind.D2H: NodeType.STORE, HostOpKind.H2D: NodeType.LOAD, HostOpKind.ON_HOST: NodeType.COMPUTE}
-_KEPT: Final = 32  # simulated ranks whose nodes are kept: ranks of several classes may come in turn
+_HOST_NODE_TYPES: Final = {
+    HostOpKind.D2H: ChakraNodeType.STORE,
+    HostOpKind.H2D: ChakraNodeType.LOAD,
+    HostOpKind.ON_HOST: ChakraNodeType.COMPUTE,
+}
+_MAX_CACHED_RANKS: Final = 32  # simulated ranks whose nodes are kept: ranks of several classes may come in turn
 _INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29  # fields of AttributeProto, as ASTRA-sim's readers take them
 
 
-_Ids = tuple[int, ...]
+_NodeIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _ChakraNode:
     """A node of a rank. fixed: its fields but for those of its group or peer; between: what has one."""
 
-    fixed: bytes
-    between: CommOp | SendTask | ReceiveTask | None = None
+    encoded: bytes
+    communication: CommOp | SendTask | ReceiveTask | None = None
 
 
 class ChakraWriter:
@@ -107,233 +118,264 @@ class ChakraWriter:
 
     def __init__(self, result: "SimulationResult") -> None:
         self.result = result
-        self._nodes: LruCache[tuple[_Node, ...]] = LruCache(_KEPT, unit_size)
+        self._nodes: LruCache[tuple[_ChakraNode, ...]] = LruCache(_MAX_CACHED_RANKS, unit_size)
 
     @cached_property
-    def groups(self) -> dict[int, list[int]]:
+    def ranks_by_group_id(self) -> dict[int, list[int]]:
         """Ranks of each communicator, by its number."""
-        rows = ((role, row) for role in self._roles for row in self.result.program.groups[role].members.tolist())
-        return dict(enumerate((row for _, row in rows), start=1))
+        group_members = (
+            (comm_group, members)
+            for comm_group in self._comm_groups
+            for members in self.result.program.groups[comm_group].members.tolist()
+        )
+        return dict(enumerate((members for _, members in group_members), start=1))
 
     @property
-    def remarks(self) -> tuple[str, ...]:
+    def approximations(self) -> tuple[str, ...]:
         """What of the step the traces do not say, or say as something else."""
         scenario, program = self.result.scenario, self.result.program
-        kinds = {comm_op.collective for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
-        said = {
+        types = {comm_op.collective for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
+        conditions = {
             "tokens go to experts and back as all-to-all, whatever passes them on": any(
-                kind.is_token_routing for kind in kinds
+                collective_type.is_token_routing for collective_type in types
             ),
-            "parts that go round a ring are written as all-gather": CollectiveType.SHIFT in kinds,
-            "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not kinds.isdisjoint(_OF_ONE),
-            "broadcasts last as long as here, whatever the network": CollectiveType.BROADCAST in kinds,
+            "parts that go round a ring are written as all-gather": CollectiveType.SHIFT in types,
+            "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not types.isdisjoint(
+                _ROOTED_COLLECTIVES
+            ),
+            "broadcasts last as long as here, whatever the network": CollectiveType.BROADCAST in types,
             "links that are slow or dead, as the network is ASTRA-sim's own": scenario.degradations.affects_network
             or bool(scenario.degradations.temporary_links),
             "what others send on the network": bool(scenario.background_traffic or scenario.co_scheduled_jobs),
         }
-        return tuple(words for words, there in said.items() if there)
+        return tuple(text for text, applies in conditions.items() if applies)
 
-    def rank(self, rank: int) -> bytes:
+    def encode_rank(self, rank: int) -> bytes:
         """The file of one rank."""
-        simulated = int(self.result.trace.representative[rank])
-        made = self._nodes.get_or_compute(
-            (simulated,), lambda: tuple(_Drafts(self.result, simulated, self._tags).nodes())
+        representative = int(self.result.trace.representative[rank])
+        chakra_nodes = self._nodes.get_or_compute(
+            (representative,), lambda: tuple(_RankNodeBuilder(self.result, representative, self._message_tags).nodes())
         )
-        head = text(1, VERSION) + content(2, _attribute("schema", text(_STRING, f"1.0.2-chakra.{VERSION}")))
-        nodes = (node.fixed + self._own(node, rank) for node in made)
-        return b"".join(map(delimited, (head, *nodes)))
+        header = string_field(1, SCHEMA_VERSION) + message_field(
+            2, _attribute("schema", string_field(_STRING, f"1.0.2-chakra.{SCHEMA_VERSION}"))
+        )
+        encoded_nodes = (chakra_node.encoded + self._rank_attributes(chakra_node, rank) for chakra_node in chakra_nodes)
+        return b"".join(map(length_delimited, (header, *encoded_nodes)))
 
-    def _own(self, node: _Node, rank: int) -> bytes:
+    def _rank_attributes(self, node: _ChakraNode, rank: int) -> bytes:
         """What a node says of its rank: its group, or whom it sends to or receives from."""
-        match node.between:
+        match node.communication:
             case SendTask(exchange):
-                return _peers(rank, self._peer(exchange.comm_group, rank, place=0))
+                return _peer_attributes(rank, self._peer(exchange.comm_group, rank, position=0))
             case ReceiveTask(exchange):
-                return _peers(self._peer(exchange.comm_group, rank, place=1), rank)
-            case CommOp(comm_group=role):
-                group = self._first[role] + int(self._rows[role][rank])
-                return content(10, _attribute("pg_name", text(_STRING, str(group))))
+                return _peer_attributes(self._peer(exchange.comm_group, rank, position=1), rank)
+            case CommOp(comm_group=comm_group):
+                group_id = self._first_group_ids[comm_group] + int(self._group_indices[comm_group][rank])
+                return message_field(10, _attribute("pg_name", string_field(_STRING, str(group_id))))
         return b""
 
-    def _peer(self, role: str, rank: int, *, place: int) -> int:
+    def _peer(self, comm_group: str, rank: int, *, position: int) -> int:
         """The other member of a pair in which a rank sends (0) or receives (1)."""
-        groups = self.result.program.groups[role]
-        row = int(self._pairs[role, place][rank])
-        return int(groups.members[row, 1 - place])
+        groups = self.result.program.groups[comm_group]
+        group_index = int(self._pair_indices[comm_group, position][rank])
+        return int(groups.members[group_index, 1 - position])
 
     @cached_property
-    def _roles(self) -> tuple[str, ...]:
+    def _comm_groups(self) -> tuple[str, ...]:
         """Roles of groups that communicate together, sorted."""
         program = self.result.program
-        between = {comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
-        several = (role for role in between if program.groups[role].members.shape[1] > 1)
-        return tuple(sorted(role for role in several if not program.groups[role].ordered))
+        used_groups = {comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
+        multi_rank_groups = (
+            comm_group for comm_group in used_groups if program.groups[comm_group].members.shape[1] > 1
+        )
+        return tuple(sorted(comm_group for comm_group in multi_rank_groups if not program.groups[comm_group].ordered))
 
     @cached_property
-    def _first(self) -> dict[str, int]:
+    def _first_group_ids(self) -> dict[str, int]:
         """The number of each role's first group."""
-        sizes = [len(self.result.program.groups[role].members) for role in self._roles]
-        return dict(zip(self._roles, (1 + np.cumsum([0, *sizes])).tolist(), strict=False))
+        sizes = [len(self.result.program.groups[comm_group].members) for comm_group in self._comm_groups]
+        return dict(zip(self._comm_groups, (1 + np.cumsum([0, *sizes])).tolist(), strict=False))
 
     @cached_property
-    def _rows(self) -> dict[str, IntArray]:
-        return {role: self.result.program.groups[role].group_indices(self.result.rank_count) for role in self._roles}
-
-    @cached_property
-    def _pairs(self) -> dict[tuple[str, int], IntArray]:
-        """The pair of a role in which each rank is the sender (0) or the receiver (1)."""
-        pairs = {role: groups for role, groups in self.result.program.groups.items() if groups.ordered}
+    def _group_indices(self) -> dict[str, IntArray]:
         return {
-            (role, place): groups.group_indices(self.result.rank_count, member_index=place)
-            for role, groups in pairs.items()
-            for place in range(2)
+            comm_group: self.result.program.groups[comm_group].group_indices(self.result.rank_count)
+            for comm_group in self._comm_groups
         }
 
     @cached_property
-    def _tags(self) -> dict[tuple[str, object], int]:
+    def _pair_indices(self) -> dict[tuple[str, int], IntArray]:
+        """The pair of a role in which each rank is the sender (0) or the receiver (1)."""
+        pairs = {comm_group: groups for comm_group, groups in self.result.program.groups.items() if groups.ordered}
+        return {
+            (comm_group, position): groups.group_indices(self.result.rank_count, member_index=position)
+            for comm_group, groups in pairs.items()
+            for position in range(2)
+        }
+
+    @cached_property
+    def _message_tags(self) -> dict[tuple[str, object], int]:
         """A number for each message between two ranks, the same on both."""
-        tags: dict[tuple[str, object], int] = {}
+        tag_ids: dict[tuple[str, object], int] = {}
         for program in self.result.program.programs:
             for task in program.tasks:
                 if isinstance(task, (SendTask, ReceiveTask)):
-                    tags.setdefault((task.comm_op.comm_group, task.tag), len(tags) + 1)
-        return tags
+                    tag_ids.setdefault((task.comm_op.comm_group, task.tag), len(tag_ids) + 1)
+        return tag_ids
 
 
-class _Drafts:
+class _RankNodeBuilder:
     """Nodes of a simulated rank, in the order of its tasks."""
 
     def __init__(self, result: "SimulationResult", rank: int, tags: Mapping[tuple[str, object], int]) -> None:
         self.result, self.rank, self.tags = result, rank, tags
         self.program = result.program.programs[int(result.program.program_index[rank])]
-        self.ids = count()
-        self.computed = 0.0  # seconds of kernels until now
-        rows = result.trace.rank_events(rank)
-        order = rows[np.argsort(result.trace.task[rows])]
+        self.id_counter = count()
+        self.computed_seconds = 0.0  # seconds of kernels until now
+        event_indices = result.trace.rank_events(rank)
+        order = event_indices[np.argsort(result.trace.task[event_indices])]
         self.times = np.stack([result.trace.start[order], result.trace.end[order]], axis=1)
 
-    def nodes(self) -> Iterator[_Node]:
+    def nodes(self) -> Iterator[_ChakraNode]:
         """All nodes; each waits for such as come before it."""
-        done: list[_Ids] = []  # the last nodes of each task
-        behind: dict[Stream, int] = {}
-        inside = self.result.operation_spans(self.rank)
-        first = np.searchsorted(inside.task, np.arange(len(self.program.tasks) + 1))
-        columns = np.stack([inside.start, inside.end, inside.exposed_delay], axis=1)
-        for place, (task, stream) in enumerate(zip(self.program.tasks, self.program.streams, strict=True)):
-            before = {
+        last_nodes: list[_NodeIds] = []  # the last nodes of each task
+        last_task: dict[Stream, int] = {}
+        operations = self.result.operation_spans(self.rank)
+        first = np.searchsorted(operations.task, np.arange(len(self.program.tasks) + 1))
+        columns = np.stack([operations.start, operations.end, operations.exposed_delay], axis=1)
+        for task_id, (task, stream) in enumerate(zip(self.program.tasks, self.program.streams, strict=True)):
+            dependencies = {
                 *task.depends_on,
-                *([behind[stream]] if stream in behind and stream is not Stream.RECEIVE else ()),
+                *([last_task[stream]] if stream in last_task and stream is not Stream.RECEIVE else ()),
             }
-            waits = tuple(sorted({node for item in before for node in done[item]}))
-            if isinstance(task, CollectiveTask) and self._idle(task.comm_op):
+            parents = tuple(sorted({node for dependency in dependencies for node in last_nodes[dependency]}))
+            if isinstance(task, CollectiveTask) and self._is_single_rank(task.comm_op):
                 pass
             elif isinstance(task, ComputeTask):
-                waits = yield from self._block(task, waits, columns[first[place] : first[place + 1]])
+                parents = yield from self._segment_nodes(task, parents, columns[first[task_id] : first[task_id + 1]])
             else:
-                own = next(self.ids)
-                yield self._alone(own, place, waits)
-                waits = (own,)
-            done.append(waits)
-            behind[stream] = place
+                node_id = next(self.id_counter)
+                yield self._task_node(node_id, task_id, parents)
+                parents = (node_id,)
+            last_nodes.append(parents)
+            last_task[stream] = task_id
 
-    def _block(self, task: ComputeTask, waits: _Ids, times: FloatArray) -> Generator[_Node, None, _Ids]:
+    def _segment_nodes(
+        self, task: ComputeTask, parents: _NodeIds, times: FloatArray
+    ) -> Generator[_ChakraNode, None, _NodeIds]:
         """Nodes of a block's operations, one behind the other; returns the last ones."""
         timing = self.result.cost.time_segment(self.rank, task.segment)
-        for place, operation in enumerate(task.segment.operations):
-            start, end, exposed = times[place].tolist()
-            alone = float(timing.exposed_comm[place]) + exposed if place in timing.overlaps else 0.0
-            waits = yield from self._operation(operation, waits, max(0.0, end - start - alone))
-        return waits
+        for index, operation in enumerate(task.segment.operations):
+            start, end, exposed = times[index].tolist()
+            comm_seconds = float(timing.exposed_comm[index]) + exposed if index in timing.overlaps else 0.0
+            parents = yield from self._operation_nodes(operation, parents, max(0.0, end - start - comm_seconds))
+        return parents
 
-    def _operation(self, operation: Operation, waits: _Ids, lasting: Seconds) -> Generator[_Node, None, _Ids]:
-        last: list[int] = []
+    def _operation_nodes(
+        self, operation: Operation, parents: _NodeIds, duration: Seconds
+    ) -> Generator[_ChakraNode, None, _NodeIds]:
+        node_ids: list[int] = []
         if operation.kernel is not None:
-            last.append(next(self.ids))
-            yield self._kernel(last[-1], operation.kernel, waits, lasting)
-        if operation.comm_op is not None and not self._idle(operation.comm_op):
-            last.append(next(self.ids))
-            yield self._exchange(last[-1], operation.comm_op, waits)
-        return tuple(last) or waits
+            node_ids.append(next(self.id_counter))
+            yield self._kernel_node(node_ids[-1], operation.kernel, parents, duration)
+        if operation.comm_op is not None and not self._is_single_rank(operation.comm_op):
+            node_ids.append(next(self.id_counter))
+            yield self._collective_node(node_ids[-1], operation.comm_op, parents)
+        return tuple(node_ids) or parents
 
-    def _idle(self, exchange: CommOp) -> bool:
+    def _is_single_rank(self, comm_op: CommOp) -> bool:
         """Whether it is of a rank with itself, which moves nothing."""
-        return not isinstance(exchange, HostOp) and self._members(exchange) == 1
+        return not isinstance(comm_op, HostOp) and self._group_size(comm_op) == 1
 
-    def _members(self, exchange: CommOp) -> int:
-        return int(self.result.program.groups[exchange.comm_group].members.shape[1])
+    def _group_size(self, comm_op: CommOp) -> int:
+        return int(self.result.program.groups[comm_op.comm_group].members.shape[1])
 
-    def _kernel(self, own: int, kernel: Kernel, waits: _Ids, lasting: Seconds) -> _Node:
-        before = round(1e6 * self.computed)
-        self.computed += lasting
-        more = _lasts(round(1e6 * self.computed) - before) + _integer("num_ops", max(1, int(kernel.flops)))
-        more += _unsigned("tensor_size", max(1, int(kernel.bytes)))
-        return _Node(_node(own, f"{kernel.kind.value} {kernel.name}", NodeType.COMPUTE, waits, more))
+    def _kernel_node(self, node_id: int, kernel: Kernel, parents: _NodeIds, duration: Seconds) -> _ChakraNode:
+        rounded_before = round(1e6 * self.computed_seconds)
+        self.computed_seconds += duration
+        fields = _duration_field(round(1e6 * self.computed_seconds) - rounded_before) + _int64_attribute(
+            "num_ops", max(1, int(kernel.flops))
+        )
+        fields += _uint64_attribute("tensor_size", max(1, int(kernel.bytes)))
+        return _ChakraNode(
+            _encode_node(node_id, f"{kernel.kind.value} {kernel.name}", ChakraNodeType.COMPUTE, parents, fields)
+        )
 
-    def _alone(self, own: int, place: int, waits: _Ids) -> _Node:
+    def _task_node(self, node_id: int, task_id: int, parents: _NodeIds) -> _ChakraNode:
         """The node of a task that is no block."""
-        task = self.program.tasks[place]
+        task = self.program.tasks[task_id]
         match task:
             case SendTask() | ReceiveTask():
-                kind = NodeType.SEND if isinstance(task, SendTask) else NodeType.RECEIVE
-                tag = _small("comm_tag", self.tags[task.comm_op.comm_group, task.tag])
-                lasts = b"" if isinstance(task, ReceiveTask) else self._lasts(task.comm_op, place=0)
-                more = lasts + _integer("comm_size", ceil(task.comm_op.payload)) + tag
-                return _Node(_node(own, f"{task.comm_op.name} {task.tag}", kind, waits, more), task)
-            case CollectiveTask(HostOp() as exchange):
-                return self._host(own, place, exchange, waits)
-            case CollectiveTask(exchange):
-                return self._exchange(own, exchange, waits)
+                node_type = ChakraNodeType.SEND if isinstance(task, SendTask) else ChakraNodeType.RECEIVE
+                tag = _int32_attribute("comm_tag", self.tags[task.comm_op.comm_group, task.tag])
+                duration_field = (
+                    b"" if isinstance(task, ReceiveTask) else self._comm_duration_field(task.comm_op, position=0)
+                )
+                fields = duration_field + _int64_attribute("comm_size", ceil(task.comm_op.payload)) + tag
+                return _ChakraNode(
+                    _encode_node(node_id, f"{task.comm_op.name} {task.tag}", node_type, parents, fields), task
+                )
+            case CollectiveTask(HostOp() as comm_op):
+                return self._host_node(node_id, task_id, comm_op, parents)
+            case CollectiveTask(comm_op):
+                return self._collective_node(node_id, comm_op, parents)
         raise TypeError(f"{task} has no node")
 
-    def _exchange(self, own: int, exchange: CommOp, waits: _Ids) -> _Node:
-        kind = _TYPES[exchange.collective]
-        payload = exchange.payload / self._members(exchange) if kind == _ALL_GATHER else exchange.payload
-        more = self._lasts(exchange) + _integer("comm_type", kind) + _integer("comm_size", ceil(payload))
-        return _Node(_node(own, exchange.name, NodeType.COLLECTIVE, waits, more), exchange)
+    def _collective_node(self, node_id: int, comm_op: CommOp, parents: _NodeIds) -> _ChakraNode:
+        comm_type = _COMM_TYPES[comm_op.collective]
+        payload = comm_op.payload / self._group_size(comm_op) if comm_type == _ALL_GATHER else comm_op.payload
+        fields = (
+            self._comm_duration_field(comm_op)
+            + _int64_attribute("comm_type", comm_type)
+            + _int64_attribute("comm_size", ceil(payload))
+        )
+        return _ChakraNode(_encode_node(node_id, comm_op.name, ChakraNodeType.COLLECTIVE, parents, fields), comm_op)
 
-    def _lasts(self, exchange: CommOp, place: int | None = None) -> bytes:
+    def _comm_duration_field(self, comm_op: CommOp, position: int | None = None) -> bytes:
         """What an exchange takes alone in the rank's group, of pairs that in which it has a place."""
-        row = self.result.program.groups[exchange.comm_group].group_indices(self.result.rank_count, member_index=place)[
-            self.rank
-        ]
-        return _lasts(round(1e6 * float(self.result.cost.comm_timing_by_group(exchange).seconds[row])))
+        group_index = self.result.program.groups[comm_op.comm_group].group_indices(
+            self.result.rank_count, member_index=position
+        )[self.rank]
+        return _duration_field(round(1e6 * float(self.result.cost.comm_timing_by_group(comm_op).seconds[group_index])))
 
-    def _host(self, own: int, place: int, exchange: HostOp, waits: _Ids) -> _Node:
+    def _host_node(self, node_id: int, task_id: int, host_op: HostOp, parents: _NodeIds) -> _ChakraNode:
         """A copy, or what the host computes, which takes what it takes in the simulation."""
-        kind, more = _HOST[exchange.kind], _unsigned("tensor_size", int(exchange.payload))
-        if kind is not NodeType.COMPUTE:
-            return _Node(_node(own, exchange.name, kind, waits, more))
-        start, end = self.times[place].tolist()
-        more += _lasts(round(1e6 * (end - start))) + _integer("num_ops", 0)
-        return _Node(_node(own, exchange.name, kind, waits, more, on_host=True))
+        node_type, fields = _HOST_NODE_TYPES[host_op.kind], _uint64_attribute("tensor_size", int(host_op.payload))
+        if node_type is not ChakraNodeType.COMPUTE:
+            return _ChakraNode(_encode_node(node_id, host_op.name, node_type, parents, fields))
+        start, end = self.times[task_id].tolist()
+        fields += _duration_field(round(1e6 * (end - start))) + _int64_attribute("num_ops", 0)
+        return _ChakraNode(_encode_node(node_id, host_op.name, node_type, parents, fields, on_host=True))
 
 
-def _node(own: int, name: str, kind: NodeType, waits: _Ids, more: bytes, *, on_host: bool = False) -> bytes:
+def _encode_node(
+    node_id: int, name: str, node_type: ChakraNodeType, parents: _NodeIds, fields: bytes, *, on_host: bool = False
+) -> bytes:
     """A message Node. more: further fields."""
-    head = number(1, own) + text(2, name) + number(3, kind) + numbers(5, waits)
-    return head + content(10, _attribute("is_cpu_op", chosen(_BOOL, on_host))) + more
+    header = integer_field(1, node_id) + string_field(2, name) + integer_field(3, node_type) + packed_field(5, parents)
+    return header + message_field(10, _attribute("is_cpu_op", oneof_field(_BOOL, on_host))) + fields
 
 
-def _lasts(microseconds: int) -> bytes:
-    return number(7, microseconds)
+def _duration_field(microseconds: int) -> bytes:
+    return integer_field(7, microseconds)
 
 
-def _peers(source: int, target: int) -> bytes:
-    return _small("comm_src", source) + _small("comm_dst", target)
+def _peer_attributes(source: int, target: int) -> bytes:
+    return _int32_attribute("comm_src", source) + _int32_attribute("comm_dst", target)
 
 
-def _small(name: str, value: int) -> bytes:
-    return content(10, _attribute(name, chosen(_INT32, value)))
+def _int32_attribute(name: str, value: int) -> bytes:
+    return message_field(10, _attribute(name, oneof_field(_INT32, value)))
 
 
-def _integer(name: str, value: int) -> bytes:
-    return content(10, _attribute(name, chosen(_INT64, value)))
+def _int64_attribute(name: str, value: int) -> bytes:
+    return message_field(10, _attribute(name, oneof_field(_INT64, value)))
 
 
-def _unsigned(name: str, value: int) -> bytes:
-    return content(10, _attribute(name, chosen(_UINT64, value)))
+def _uint64_attribute(name: str, value: int) -> bytes:
+    return message_field(10, _attribute(name, oneof_field(_UINT64, value)))
 
 
 def _attribute(name: str, value: bytes) -> bytes:
     """A message AttributeProto."""
-    return text(1, name) + value
+    return string_field(1, name) + value

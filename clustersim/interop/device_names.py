@@ -4,17 +4,17 @@ import re
 from typing import Final
 
 _MEMORY: Final = re.compile(r"(\d+) ?gb", re.IGNORECASE)
-_FORM: Final = re.compile(r"pcie|sxm|nvl", re.IGNORECASE)
+_FORM_FACTOR: Final = re.compile(r"pcie|sxm|nvl", re.IGNORECASE)
 
 
-def same_chip(device: str, accelerator: str) -> bool:
+def device_matches(device_name: str, accelerator: str) -> bool:
     """Whether a device's own name can be an accelerator's: its chip, and memory and form where both say."""
     chip = accelerator.partition("-")[0]
-    if not re.search(rf"(?<![a-z0-9]){re.escape(chip)}(?![a-z0-9])", device, re.IGNORECASE):
+    if not re.search(rf"(?<![a-z0-9]){re.escape(chip)}(?![a-z0-9])", device_name, re.IGNORECASE):
         return False
-    return all(_agree(pattern, device, accelerator) for pattern in (_MEMORY, _FORM))
+    return all(_is_consistent(pattern, device_name, accelerator) for pattern in (_MEMORY, _FORM_FACTOR))
 
 
-def _agree(pattern: re.Pattern[str], first: str, second: str) -> bool:
-    mine, other = (re.findall(pattern, text.lower()) for text in (first, second))
-    return not mine or not other or mine[0] == other[0]
+def _is_consistent(pattern: re.Pattern[str], device_name: str, accelerator: str) -> bool:
+    device_values, accelerator_values = (re.findall(pattern, text.lower()) for text in (device_name, accelerator))
+    return not device_values or not accelerator_values or device_values[0] == accelerator_values[0]

@@ -6,12 +6,12 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportResult:
     """A scenario file's mapping. passed_over: arguments that it does not say; assumed: what the arguments do not say.
 
     Both are sentences for whoever reads the scenario.
     """
 
     mapping: Mapping[str, Any]
-    passed_over: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    ignored_arguments: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()

@@ -22,20 +22,20 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError, format_value
-from clustersim.interop.kernel_names import label_of
-from clustersim.results.profiled_step import RankSpans, SpanLabel
+from clustersim.interop.kernel_names import make_span_label
+from clustersim.results.profiled_step import GpuSpanLabel, RankSpans
 
-ENDINGS: Final = (".json", ".json.gz")
-_VERSION: Final = 1
-_BEGINNING: Final = 2**20  # bytes, in which a trace has come to its events
-_ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
-_LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "runtime", "driver", "privateuse1_runtime")
-_MARK: Final = "ProfilerStep#"
-Event = Mapping[str, Any]
+TRACE_SUFFIXES: Final = (".json", ".json.gz")
+_SCHEMA_VERSION: Final = 1
+_HEADER_BYTES: Final = 2**20  # bytes, in which a trace has come to its events
+_GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+_LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "runtime", "driver", "privateuse1_runtime")
+_STEP_MARKER: Final = "ProfilerStep#"
+TraceEvent = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class ProfilerTraces:
     """What traces of one run say. ranks: ascending, with equal `numbers`; world: how many ranks there are.
 
     device: the GPU's own name, empty where no trace says it; shapes: whether operators have their sizes.
@@ -43,62 +43,68 @@ class Traces:
 
     source: str
     ranks: tuple[RankSpans, ...]
-    world: int
-    device: str
-    shapes: bool
+    world_size: int
+    device_name: str
+    has_shapes: bool
 
 
-def is_traces(path: Path) -> bool:
+def is_trace_path(path: Path) -> bool:
     """Whether a path is one of traces: a directory, a compressed file, or JSON that begins as traces do."""
     if path.is_dir() or path.suffix == ".gz":
         return True
     try:
         with path.open("rb") as file:
-            return path.suffix == ".json" and b'"traceEvents"' in file.read(_BEGINNING)
+            return path.suffix == ".json" and b'"traceEvents"' in file.read(_HEADER_BYTES)
     except (OSError, ValueError):  # what cannot be read is told by who reads it
         return False
 
 
-def read_traces(path: Path) -> Traces:
+def read_traces(path: Path) -> ProfilerTraces:
     """Read a trace, or all traces of a directory; raise InputError that names the file and what is wrong with it."""
-    files = _files(path)
-    return traces_of(str(path), ((file, _content(file)) for file in files))
+    files = _trace_files(path)
+    return parse_traces(str(path), ((file, _load_json(file)) for file in files))
 
 
-def traces_of(source: str, contents: Iterable[tuple[Path, Any]]) -> Traces:
+def parse_traces(source: str, contents: Iterable[tuple[Path, Any]]) -> ProfilerTraces:
     """What the contents of files say, as JSON has them."""
-    read = sorted((_Trace.of(file, content) for file, content in contents), key=lambda each: each.rank)
-    for before, after in pairwise(read):
-        if before.rank == after.rank:
-            raise InputError(f"{after.file}: is of rank {after.rank}, as {before.file} is; keep one trace of each rank")
-        if before.world != after.world:
+    rank_traces = sorted(
+        (_RankTrace.from_json(file, content) for file, content in contents), key=lambda trace: trace.rank
+    )
+    for previous, following in pairwise(rank_traces):
+        if previous.rank == following.rank:
             raise InputError(
-                f"{after.file}: is of {after.world} ranks, {before.file} of {before.world}; keep the traces of one run"
+                f"{following.file}: is of rank {following.rank}, as {previous.file} is; keep one trace of each rank"
             )
-    numbers = tuple(sorted(set.intersection(*(trace.numbers() for trace in read))))
-    if not numbers:
-        raise InputError(f"{source}: no {_MARK} with kernels is in the traces of all ranks; profile the same on each")
-    origin = min(item.first for item in read)
-    ranks = tuple(element.spans(numbers, origin) for element in read)
-    device = next((entry.device for entry in read if entry.device), "")
-    shapes = any(label.product is not None for rank in ranks for label in rank.labels)
-    return Traces(source, ranks, read[0].world, device, shapes)
+        if previous.world_size != following.world_size:
+            raise InputError(
+                f"{following.file}: is of {following.world_size} ranks, {previous.file} of {previous.world_size}; keep the traces of one run"
+            )
+    step_numbers = tuple(sorted(set.intersection(*(trace.step_numbers() for trace in rank_traces))))
+    if not step_numbers:
+        raise InputError(
+            f"{source}: no {_STEP_MARKER} with kernels is in the traces of all ranks; profile the same on each"
+        )
+    origin = min(trace.first_step_ns for trace in rank_traces)
+    ranks = tuple(trace.rank_spans(step_numbers, origin) for trace in rank_traces)
+    device = next((trace.device_name for trace in rank_traces if trace.device_name), "")
+    shapes = any(label.matmul_shape is not None for trace in ranks for label in trace.labels)
+    return ProfilerTraces(source, ranks, rank_traces[0].world_size, device, shapes)
 
 
-def _files(path: Path) -> list[Path]:
+def _trace_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(item for item in path.iterdir() if item.name.endswith(ENDINGS))
+    files = sorted(item for item in path.iterdir() if item.name.endswith(TRACE_SUFFIXES))
     if not files:
-        raise InputError(f"{path}: has no trace; their names end in {' or '.join(ENDINGS)}")
+        raise InputError(f"{path}: has no trace; their names end in {' or '.join(TRACE_SUFFIXES)}")
     return files
 
 
-def _content(file: Path) -> Any:
+def _load_json(file: Path) -> Any:
     """What the file holds; control characters, which the profiler leaves in names, are taken."""
     try:
-        packed = file.read_bytes()
-        return json.loads(gzip.decompress(packed) if file.suffix == ".gz" else packed, strict=False)
+        data = file.read_bytes()
+        return json.loads(gzip.decompress(data) if file.suffix == ".gz" else data, strict=False)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{file}: is not valid gzip, or truncated: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +114,7 @@ def _content(file: Path) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trace:
+class _RankTrace:
     """One file. marks: begin and end of each step on the host, by its number; events: the GPU's; times: microseconds.
 
     base: nanoseconds that all times are counted from; launched: when the host launched what has a correlation; dims:
@@ -117,177 +123,182 @@ class _Trace:
 
     file: Path
     rank: int
-    world: int
-    device: str
-    base: int
-    marks: Mapping[int, tuple[float, float]]
-    events: Sequence[Event]
-    launched: Mapping[int | str | None, float]
-    dims: Mapping[int | str | None, Any]
-    groups: Mapping[str, tuple[int, ...]]
+    world_size: int
+    device_name: str
+    base_ns: int
+    step_intervals: Mapping[int, tuple[float, float]]
+    events: Sequence[TraceEvent]
+    launch_times: Mapping[int | str | None, float]
+    operator_dims: Mapping[int | str | None, Any]
+    process_groups: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, file: Path, content: Any) -> "_Trace":
-        events = _events(file, content)
+    def from_json(cls, file: Path, content: Any) -> "_RankTrace":
+        events = _trace_events(file, content)
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
-        found = cls(
+        trace = cls(
             file=file,
-            rank=_count(file, info, "rank", 0),
-            world=_count(file, info, "world_size", 1),
-            device=_device(content),
-            base=_count(file, content, "baseTimeNanoseconds", 0),
-            marks=_marks(file, events),
-            events=[event for event in events if _category(event) in _ON_GPU],
-            launched={
-                number: _time(file, item, "ts")
+            rank=_non_negative_int(file, info, "rank", 0),
+            world_size=_non_negative_int(file, info, "world_size", 1),
+            device_name=_device_name(content),
+            base_ns=_non_negative_int(file, content, "baseTimeNanoseconds", 0),
+            step_intervals=_step_intervals(file, events),
+            events=[event for event in events if _category(event) in _GPU_CATEGORIES],
+            launch_times={
+                correlation: _microseconds(file, item, "ts")
                 for item in events
-                if _category(item) in _LAUNCHES and (number := _number(item, "correlation")) is not None
+                if _category(item) in _LAUNCH_CATEGORIES and (correlation := _event_id(item, "correlation")) is not None
             },
-            dims=dict(_dims(events)),
-            groups=dict(_groups(info)),
+            operator_dims=dict(_operator_dims(events)),
+            process_groups=dict(_process_groups(info)),
         )
-        found.require()
-        return found
+        trace.require_valid()
+        return trace
 
-    def require(self) -> None:
+    def require_valid(self) -> None:
         """Raise InputError where nothing can be made of the trace."""
-        if not self.marks:
+        if not self.step_intervals:
             raise InputError(
-                f"{self.file}: marks no steps ({_MARK}N); call profiler.step() after each, as its schedule needs"
+                f"{self.file}: marks no steps ({_STEP_MARKER}N); call profiler.step() after each, as its schedule needs"
             )
         if not self.events:
             raise InputError(f"{self.file}: nothing ran on a GPU in it; profile with ProfilerActivity.CUDA")
-        if self.rank >= self.world:
-            raise InputError(f"{self.file}: rank: {self.rank} is not below world_size, which is {self.world}")
+        if self.rank >= self.world_size:
+            raise InputError(f"{self.file}: rank: {self.rank} is not below world_size, which is {self.world_size}")
 
     @property
-    def first(self) -> int:
+    def first_step_ns(self) -> int:
         """When the trace's first step began: nanoseconds since 1970, or by whatever clock the machines share."""
-        return self.base + round(1000 * min(begin for begin, _ in self.marks.values()))
+        return self.base_ns + round(1000 * min(begin for begin, _ in self.step_intervals.values()))
 
-    def numbers(self) -> set[int]:
+    def step_numbers(self) -> set[int]:
         """Steps in which something was launched; a schedule's last mark has none."""
-        known = sorted(self.marks)
-        step = self._steps(known)
-        return {known[place] for place in np.unique(step[step >= 0]).tolist()}
+        marked_steps = sorted(self.step_intervals)
+        step_index = self._step_indices(marked_steps)
+        return {marked_steps[index] for index in np.unique(step_index[step_index >= 0]).tolist()}
 
-    def spans(self, numbers: Sequence[int], origin: int) -> RankSpans:
+    def rank_spans(self, step_numbers: Sequence[int], origin_ns: int) -> RankSpans:
         """The spans, by start. numbers: of the steps that count; origin: nanoseconds from which times are counted."""
-        offset = (origin - self.base) / 1000
+        offset = (origin_ns - self.base_ns) / 1000
         start = (self._times("ts") - offset) * 1e-6
-        stream = np.array([_stream(event) for event in self.events], dtype=np.int64)
-        label, labels = self._labels()
+        stream = np.array([_stream_id(event) for event in self.events], dtype=np.int64)
+        label, labels = self._span_labels()
         order = np.argsort(start, kind="stable")
         return RankSpans(
             rank=self.rank,
             start=start[order],
             end=(start + self._times("dur") * 1e-6)[order],
             stream=stream[order],
-            label=label[order],
-            step=self._steps(numbers)[order],
+            label_index=label[order],
+            step_index=self._step_indices(step_numbers)[order],
             labels=labels,
-            numbers=tuple(numbers),
+            step_numbers=tuple(step_numbers),
         )
 
-    def _steps(self, numbers: Sequence[int]) -> IntArray:
+    def _step_indices(self, step_numbers: Sequence[int]) -> IntArray:
         """In which of some steps each span was launched, as a place among them, or -1."""
-        launched = (self.launched.get(_number(event, "correlation")) for event in self.events)
-        own = self._times("ts").tolist()
-        when = np.array([start if host is None else host for host, start in zip(launched, own, strict=True)])
-        bounds = np.array([self.marks[number] for number in numbers])
-        step = np.searchsorted(bounds[:, 0], when, side="right") - 1
-        return np.where((step >= 0) & (when < bounds[step, 1]), step, -1)
+        host_times = (self.launch_times.get(_event_id(event, "correlation")) for event in self.events)
+        event_times = self._times("ts").tolist()
+        times = np.array(
+            [
+                start if launch_time is None else launch_time
+                for launch_time, start in zip(host_times, event_times, strict=True)
+            ]
+        )
+        bounds = np.array([self.step_intervals[step_number] for step_number in step_numbers])
+        step = np.searchsorted(bounds[:, 0], times, side="right") - 1
+        return np.where((step >= 0) & (times < bounds[step, 1]), step, -1)
 
     def _times(self, key: str) -> FloatArray:
-        return np.array([_time(self.file, event, key) for event in self.events])
+        return np.array([_microseconds(self.file, event, key) for event in self.events])
 
-    def _labels(self) -> tuple[IntArray, tuple[SpanLabel, ...]]:
-        places: dict[SpanLabel, int] = {}
-        found = [places.setdefault(label, len(places)) for label in map(self._label, self.events)]
-        return np.array(found, dtype=np.int64), tuple(places)
+    def _span_labels(self) -> tuple[IntArray, tuple[GpuSpanLabel, ...]]:
+        label_ids: dict[GpuSpanLabel, int] = {}
+        event_labels = [label_ids.setdefault(label, len(label_ids)) for label in map(self._span_label, self.events)]
+        return np.array(event_labels, dtype=np.int64), tuple(label_ids)
 
-    def _label(self, event: Event) -> SpanLabel:
+    def _span_label(self, event: TraceEvent) -> GpuSpanLabel:
         arguments = _arguments(event)
-        dims = self.dims.get(_number(event, "External id"))
-        return label_of(str(event.get("name", "")), _category(event), arguments, dims, self.groups)
+        dims = self.operator_dims.get(_event_id(event, "External id"))
+        return make_span_label(str(event.get("name", "")), _category(event), arguments, dims, self.process_groups)
 
 
-def _events(file: Path, content: Any) -> list[Event]:
+def _trace_events(file: Path, content: Any) -> list[TraceEvent]:
     keys = content.keys() if isinstance(content, dict) else ()
     if "traceEvents" not in keys or not isinstance(content["traceEvents"], list):
         raise InputError(f"{file}: is no trace of PyTorch's profiler: traceEvents is missing")
     version = content.get("schemaVersion")
-    if version != _VERSION:
+    if version != _SCHEMA_VERSION:
         raise InputError(
-            f"{file}: schemaVersion: {format_value(version)} is not {_VERSION}, which PyTorch's profiler writes and this "
+            f"{file}: schemaVersion: {format_value(version)} is not {_SCHEMA_VERSION}, which PyTorch's profiler writes and this "
             "program reads; another tool wrote the trace, or another version of it"
         )
     return [item for item in content["traceEvents"] if isinstance(item, dict)]
 
 
-def _marks(file: Path, events: Iterable[Event]) -> dict[int, tuple[float, float]]:
+def _step_intervals(file: Path, events: Iterable[TraceEvent]) -> dict[int, tuple[float, float]]:
     """Steps on the host: of those that the GPU has, too, and of threads that repeat them, the first."""
-    found: dict[int, tuple[float, float]] = {}
+    intervals: dict[int, tuple[float, float]] = {}
     for event in events:
-        number = str(event.get("name", "")).removeprefix(_MARK)
-        if len(number) < len(str(event.get("name", ""))) and number.isdecimal() and event.get("ph") == "X":
+        step_text = str(event.get("name", "")).removeprefix(_STEP_MARKER)
+        if len(step_text) < len(str(event.get("name", ""))) and step_text.isdecimal() and event.get("ph") == "X":
             if _category(event).startswith("gpu"):
                 continue
-            begin = _time(file, event, "ts")
-            found.setdefault(int(number), (begin, begin + _time(file, event, "dur")))
-    return found
+            begin = _microseconds(file, event, "ts")
+            intervals.setdefault(int(step_text), (begin, begin + _microseconds(file, event, "dur")))
+    return intervals
 
 
-def _dims(events: Iterable[Event]) -> Iterator[tuple[int | str, Any]]:
+def _operator_dims(events: Iterable[TraceEvent]) -> Iterator[tuple[int | str, Any]]:
     for event in events:
-        arguments, number = _arguments(event), _number(event, "External id")
-        if "Input Dims" in arguments and number is not None:
-            yield number, arguments["Input Dims"]
+        arguments, external_id = _arguments(event), _event_id(event, "External id")
+        if "Input Dims" in arguments and external_id is not None:
+            yield external_id, arguments["Input Dims"]
 
 
-def _groups(info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    configured = info.get("pg_config")
-    for item in configured if isinstance(configured, list) else ():
-        ranks = item.get("ranks") if isinstance(item, dict) else None
+def _process_groups(info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    configs = info.get("pg_config")
+    for config in configs if isinstance(configs, list) else ():
+        ranks = config.get("ranks") if isinstance(config, dict) else None
         if isinstance(ranks, list) and ranks:
-            yield str(item.get("pg_name", "")), tuple(ranks)
+            yield str(config.get("pg_name", "")), tuple(ranks)
 
 
-def _device(content: Mapping[str, Any]) -> str:
+def _device_name(content: Mapping[str, Any]) -> str:
     devices = content.get("deviceProperties")
     first = devices[0] if isinstance(devices, list) and devices else {}
     return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
-def _arguments(event: Event) -> Mapping[str, Any]:
-    found = event.get("args")
-    return found if isinstance(found, dict) else {}
+def _arguments(event: TraceEvent) -> Mapping[str, Any]:
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}
 
 
-def _number(event: Event, key: str) -> int | str | None:
+def _event_id(event: TraceEvent, key: str) -> int | str | None:
     """By which events are told to belong together; None where there is none."""
-    found = _arguments(event).get(key)
-    return found if isinstance(found, int | str) else None
+    value = _arguments(event).get(key)
+    return value if isinstance(value, int | str) else None
 
 
-def _category(event: Event) -> str:
+def _category(event: TraceEvent) -> str:
     return str(event.get("cat", "")).lower()
 
 
-def _stream(event: Event) -> int:
-    found = _arguments(event).get("stream", event.get("tid", 0))
-    return found if isinstance(found, int) else 0
+def _stream_id(event: TraceEvent) -> int:
+    stream = _arguments(event).get("stream", event.get("tid", 0))
+    return stream if isinstance(stream, int) else 0
 
 
-def _count(file: Path, holder: Mapping[str, Any], key: str, default: int) -> int:
-    value = holder.get(key, default)
+def _non_negative_int(file: Path, mapping: Mapping[str, Any], key: str, default: int) -> int:
+    value = mapping.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{file}: {key}: {format_value(value)} is not a whole number")
     return value
 
 
-def _time(file: Path, event: Event, key: str) -> float:
+def _microseconds(file: Path, event: TraceEvent, key: str) -> float:
     """Microseconds."""
     value = event.get(key)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):

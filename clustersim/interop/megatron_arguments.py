@@ -13,17 +13,17 @@ from typing import Final
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.interop.shell_script import Arguments
 
-_MISSPELT: Final = 0.9
+_MISSPELLING_CUTOFF: Final = 0.9
 """How alike two flags are of which one is a misspelling."""
-_NO_FILE: Final = "its file is not read; write what it says as arguments"
+_UNREAD_FILE: Final = "its file is not read; write what it says as arguments"
 _STATE_SPACE: Final = "state-space layers are not modelled"
 _ENCODERS: Final = "encoders are not modelled"
 _OFFLOAD: Final = "leave it out, and write it as training.offload in the scenario"
-_REFUSED: Final[Mapping[str, str]] = {
+_UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     "spec": "layers of one's own are not known",
-    "yaml-cfg": _NO_FILE,
-    "te-precision-config-file": _NO_FILE,
-    "kitchen-config-file": _NO_FILE,
+    "yaml-cfg": _UNREAD_FILE,
+    "te-precision-config-file": _UNREAD_FILE,
+    "kitchen-config-file": _UNREAD_FILE,
     "heterogeneous-layers-config-path": "its file is not read; write the layers as model.stack",
     "heterogeneous-layers-config-encoded-json": "it is not read; write the layers as model.stack",
     **dict.fromkeys(
@@ -49,7 +49,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "moe-extended-tp": "Megatron-LM no longer has it; write --expert-tensor-parallel-size",
 }  # fmt: skip
 """What makes another model or another step and is not read."""
-_QUIET: Final = re.compile(
+_IRRELEVANT_FLAGS: Final = re.compile(
     r"(no-)?(lr|min-lr|decoupled-|train-|adam-|weight-decay|start-weight|end-weight|init-method|seed|data-|train-data|"
     r"valid-|test-|split|mock-data|tokenizer|vocab-file|merge-file|tiktoken|log-|tensorboard|wandb|save|load|ckpt|"
     r"checkpoint|eval|exit-|profile|distributed-(timeout|backend)|nproc|nnodes|nodes|node[-_]rank|master|rdzv|"
@@ -67,40 +67,44 @@ _QUIET: Final = re.compile(
 
 
 @dataclass
-class Reading:
+class MegatronArguments:
     """Arguments, and which of them were asked for. assumed: sentences."""
 
     arguments: Arguments
     source: str
-    read: set[str] = field(default_factory=set)
-    assumed: list[str] = field(default_factory=list)
+    queried: set[str] = field(default_factory=set)
+    assumptions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raise InputError for a flag that makes what cannot be said."""
-        refused = next((name for name in self.arguments if name in _REFUSED), None)
-        if refused is not None:
-            raise self.error(refused, _REFUSED[refused])
+        unsupported = next((name for name in self.arguments if name in _UNSUPPORTED_FLAGS), None)
+        if unsupported is not None:
+            raise self.error(unsupported, _UNSUPPORTED_FLAGS[unsupported])
 
     @property
-    def passed_over(self) -> tuple[str, ...]:
+    def ignored_flags(self) -> tuple[str, ...]:
         """Flags that nobody asked for, but for those that move no step."""
-        return tuple(self._meant(name) for name in self.arguments if name not in self.read and not _QUIET.match(name))
+        return tuple(
+            self._with_suggestion(name)
+            for name in self.arguments
+            if name not in self.queried and not _IRRELEVANT_FLAGS.match(name)
+        )
 
-    def error(self, name: str, what: str) -> InputError:
+    def error(self, name: str, message: str) -> InputError:
         """What is wrong with a flag, as a sentence."""
-        return InputError(f"{self.source}: --{name}: {what}")
+        return InputError(f"{self.source}: --{name}: {message}")
 
     def has(self, name: str) -> bool:
         """Whether a flag is given."""
-        self.read.add(name)
+        self.queried.add(name)
         return name in self.arguments
 
-    def _meant(self, name: str) -> str:
+    def _with_suggestion(self, name: str) -> str:
         """A flag that nobody asked for, and the one that it may be a misspelling of."""
-        near = get_close_matches(name, self.read - {*self.arguments}, n=1, cutoff=_MISSPELT)
-        return f"--{name} (did you mean --{near[0]}?)" if near else f"--{name}"
+        matches = get_close_matches(name, self.queried - {*self.arguments}, n=1, cutoff=_MISSPELLING_CUTOFF)
+        return f"--{name} (did you mean --{matches[0]}?)" if matches else f"--{name}"
 
-    def word(self, name: str, default: str | None = None) -> str | None:
+    def text(self, name: str, default: str | None = None) -> str | None:
         """What follows a flag."""
         if not self.has(name):
             return default
@@ -109,40 +113,40 @@ class Reading:
             raise self.error(name, "its value is not in the script; write it there")
         return values[0]
 
-    def number(self, name: str, default: int | None = None) -> int | None:
+    def integer(self, name: str, default: int | None = None) -> int | None:
         """A whole number that follows a flag."""
-        word = self.word(name)
-        if word is None:
+        value = self.text(name)
+        if value is None:
             return default
-        if not re.fullmatch(r"[0-9][0-9_]*", word):
-            raise self.error(name, f"{word!r} is not a whole number")
-        return int(word)
+        if not re.fullmatch(r"[0-9][0-9_]*", value):
+            raise self.error(name, f"{value!r} is not a whole number")
+        return int(value)
 
-    def degree(self, name: str, default: int = 1) -> int:
+    def positive_integer(self, name: str, default: int = 1) -> int:
         """A whole number above 0 that follows a flag."""
-        number = self.number(name, default)
-        if not number:
+        value = self.integer(name, default)
+        if not value:
             raise self.error(name, "0 is less than 1")
-        return number
+        return value
 
-    def needed(self, name: str) -> int:
+    def required_integer(self, name: str) -> int:
         """A whole number that Megatron-LM needs, too."""
-        number = self.number(name)
-        if number is None:
+        value = self.integer(name)
+        if value is None:
             raise InputError(f"{self.source}: --{name} is missing, as Megatron-LM would say, too")
-        return number
+        return value
 
-    def real(self, name: str, default: float) -> float:
+    def real_number(self, name: str, default: float) -> float:
         """A number that follows a flag."""
-        word = self.word(name)
+        value = self.text(name)
         try:
-            return default if word is None else float(word)
+            return default if value is None else float(value)
         except ValueError:
-            raise self.error(name, f"{word!r} is not a number") from None
+            raise self.error(name, f"{value!r} is not a number") from None
 
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
         """What one of several words stands for."""
-        word = self.word(name, default) or default
-        if word not in choices:
-            raise self.error(name, f"{word!r} is not known; {suggest_nearest(word, choices)}")
-        return choices[word]
+        value = self.text(name, default) or default
+        if value not in choices:
+            raise self.error(name, f"{value!r} is not known; {suggest_nearest(value, choices)}")
+        return choices[value]

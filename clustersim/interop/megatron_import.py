@@ -12,32 +12,32 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.interop.import_result import Imported
-from clustersim.interop.megatron_arguments import Reading
-from clustersim.interop.megatron_model import read_model
-from clustersim.interop.shell_script import arguments_of, programs_of, world_of
+from clustersim.interop.import_result import ImportResult
+from clustersim.interop.megatron_arguments import MegatronArguments
+from clustersim.interop.megatron_model import import_model
+from clustersim.interop.shell_script import parse_arguments, parse_world_size, python_programs
 from clustersim.model.recipe_files import load_recipe
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 
-RECIPES: Final = {
+RECIPE_BY_FLAG: Final = {
     "delayed": "fp8",
     "tensorwise": "fp8-current",
     "blockwise": "fp8-blockwise",
     "mxfp8": "mxfp8",
 }
-SHARDED: Final = {
+STRATEGY_BY_FLAG: Final = {
     "no_shard": "ddp",
     "optim": "zero1",
     "optim_grads": "zero2",
     "optim_grads_params": "zero3",
 }
 """What a word of Megatron-LM stands for; of words for the same the first is written."""
-_GRAPHS: Final = {item: item for item in ("none", "local", "transformer_engine", "full_iteration")}
-_OTHERS: Final = re.compile(
+_CUDA_GRAPH_IMPLS: Final = {item: item for item in ("none", "local", "transformer_engine", "full_iteration")}
+_UNSUPPORTED_PROGRAMS: Final = re.compile(
     r"pretrain_(bert|t5|ict|mamba|hybrid|retro|vlm|vision\w*)|train_rl|\w*(generat|inference|preprocess|convert)\w*"
 )
 """Programs that train no decoder."""
-_KEPT: Final = {
+_STATE_FORMAT_FLAGS: Final = {
     "main-grads-dtype": "gradients",
     "megatron-fsdp-main-grads-dtype": "gradients",
     "main-params-dtype": "master",
@@ -48,61 +48,65 @@ _KEPT: Final = {
 _OPTIMIZERS: Final = ("adam", "sgd")
 
 
-def read_megatron(text: str, source: str, cluster: str = "dgx-h100", gpus: int | None = None) -> Imported:
+def import_megatron(text: str, source: str, cluster: str = "dgx-h100", gpu_count: int | None = None) -> ImportResult:
     """A scenario of a script that launches Megatron-LM, or of its arguments alone.
 
     source: names it in errors, and the scenario. Raises InputError for arguments that are missing, have no number where
     one belongs, or make another model or step than can be said.
     """
-    arguments = arguments_of(text, source)
-    _require_pretraining(programs_of(text), source)
-    reading = Reading(arguments, source)
-    layout = _layout(reading)
-    each = layout["tp"] * layout["cp"] * layout["pp"]
-    world = gpus or world_of(arguments, text)
-    if world is None:
+    arguments = parse_arguments(text, source)
+    _require_pretraining(python_programs(text), source)
+    parsed = MegatronArguments(arguments, source)
+    layout = _layout_config(parsed)
+    ranks_per_replica = layout["tp"] * layout["cp"] * layout["pp"]
+    world_size = gpu_count or parse_world_size(arguments, text)
+    if world_size is None:
         raise InputError(
             f"{source}: does not say how many GPUs; give --gpus, or torchrun's --nproc_per_node and --nnodes"
         )
-    if world % each:
-        raise InputError(f"{source}: {world} GPUs are no multiple of tp x cp x pp = {each}; give --gpus {each} or so")
-    training = _training(reading, world // each)
+    if world_size % ranks_per_replica:
+        raise InputError(
+            f"{source}: {world_size} GPUs are no multiple of tp x cp x pp = {ranks_per_replica}; give --gpus {ranks_per_replica} or so"
+        )
+    training = _training_config(parsed, world_size // ranks_per_replica)
     mapping = {
-        "model": read_model(reading, layout["tp"]),
-        "cluster": {"name": cluster, "gpus": world},
-        "layout": {key: value for key, value in layout.items() if value != _PLAIN.get(key)}
-        | {"data": _data(reading, layout["cp"] * (world // each))},
-        **_schedule(reading, layout["pp"]),
+        "model": import_model(parsed, layout["tp"]),
+        "cluster": {"name": cluster, "gpus": world_size},
+        "layout": {key: value for key, value in layout.items() if value != _LAYOUT_DEFAULTS.get(key)}
+        | {"data": _data_parallel_config(parsed, layout["cp"] * (world_size // ranks_per_replica))},
+        **_schedule_config(parsed, layout["pp"]),
         "training": training,
-        "framework": _framework(reading),
+        "framework": _framework_config(parsed),
     }
-    return Imported(mapping, reading.passed_over, tuple(reading.assumed))
+    return ImportResult(mapping, parsed.ignored_flags, tuple(parsed.assumptions))
 
 
 def _require_pretraining(programs: Sequence[str], source: str) -> None:
     """Raise InputError where a script starts something else than the training of a decoder."""
-    other = next((program for program in programs if _OTHERS.fullmatch(program)), None)
-    if other is not None and "pretrain_gpt" not in programs:
-        raise InputError(f"{source}: starts {other}.py; of Megatron-LM's programs pretrain_gpt.py alone is modelled")
+    unsupported = next((program for program in programs if _UNSUPPORTED_PROGRAMS.fullmatch(program)), None)
+    if unsupported is not None and "pretrain_gpt" not in programs:
+        raise InputError(
+            f"{source}: starts {unsupported}.py; of Megatron-LM's programs pretrain_gpt.py alone is modelled"
+        )
 
 
-_TRAVELLING: Final = ("overlap_expert_communication", "delay_wgrad", "overlap_shared_experts")
+_TOKEN_DISPATCH_KEYS: Final = ("overlap_expert_communication", "delay_wgrad", "overlap_shared_experts")
 """What has no effect where tokens do not travel."""
-_PLAIN: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "sequence_parallel": False}
+_LAYOUT_DEFAULTS: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "sequence_parallel": False}
 
 
-def _layout(reading: Reading) -> dict[str, Any]:
-    tp = reading.degree("tensor-model-parallel-size")
-    _require_rings(reading)
+def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
+    tp = parsed.positive_integer("tensor-model-parallel-size")
+    _require_ring_attention(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
-        "cp": reading.degree("context-parallel-size"),
-        "pp": reading.degree("pipeline-model-parallel-size"),
-        "ep": reading.degree("expert-model-parallel-size"),
-        "etp": reading.number("expert-tensor-parallel-size"),
-        "sequence_parallel": reading.has("sequence-parallel") and tp != 1,
-        **({"order": ["tp", "cp", "pp", "dp"]} if reading.has("use-tp-pp-dp-mapping") else {}),
-        **({"pipeline_overlap": False} if reading.has("no-overlap-p2p-communication") else {}),
+        "cp": parsed.positive_integer("context-parallel-size"),
+        "pp": parsed.positive_integer("pipeline-model-parallel-size"),
+        "ep": parsed.positive_integer("expert-model-parallel-size"),
+        "etp": parsed.integer("expert-tensor-parallel-size"),
+        "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
+        **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
+        **({"pipeline_overlap": False} if parsed.has("no-overlap-p2p-communication") else {}),
     }
     flags = {
         "tp-comm-overlap": "tensor_overlap",
@@ -110,189 +114,199 @@ def _layout(reading: Reading) -> dict[str, Any]:
         "delay-wgrad-compute": "delay_wgrad",
         "moe-shared-expert-overlap": "overlap_shared_experts",
     }
-    travels = layout["ep"] != 1
-    given = {key for name, key in flags.items() if reading.has(name)}
+    has_ep = layout["ep"] != 1
+    given = {key for name, key in flags.items() if parsed.has(name)}
     layout |= dict.fromkeys(
-        (key for key in flags.values() if key in given and (travels or key not in _TRAVELLING)), True
+        (key for key in flags.values() if key in given and (has_ep or key not in _TOKEN_DISPATCH_KEYS)), True
     )
-    split = _split(reading)
-    return layout | _dispatcher(reading) | ({} if split is None else {"layers_per_stage": split})
+    layer_split = _layer_split(parsed)
+    return layout | _dispatcher_config(parsed) | ({} if layer_split is None else {"layers_per_stage": layer_split})
 
 
-def _require_rings(reading: Reading) -> None:
+def _require_ring_attention(parsed: MegatronArguments) -> None:
     """Raise InputError for other context parallelism than rings."""
-    kinds = reading.arguments.get("cp-comm-type", ()) if reading.has("cp-comm-type") else ()
-    other = next((kind for kind in kinds if kind != "p2p"), None)
-    if other is not None and reading.degree("context-parallel-size") > 1:
-        raise reading.error("cp-comm-type", f"{other!r} is not modelled; rings alone are, p2p")
+    kinds = parsed.arguments.get("cp-comm-type", ()) if parsed.has("cp-comm-type") else ()
+    unsupported = next((kind for kind in kinds if kind != "p2p"), None)
+    if unsupported is not None and parsed.positive_integer("context-parallel-size") > 1:
+        raise parsed.error("cp-comm-type", f"{unsupported!r} is not modelled; rings alone are, p2p")
 
 
-def _data(reading: Reading, ranks: int) -> Any:
+def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int) -> Any:
     """The strategy of data parallelism. ranks: that hold the same weights."""
-    overlap = reading.has("overlap-grad-reduce")
-    reading.has("overlap-param-gather")
-    if reading.has("use-torch-fsdp2"):
-        kept = reading.has("torch-fsdp2-no-reshard-after-forward")
-        return {"fsdp": {"reshard_after_forward": False}} if kept else "fsdp"
-    if reading.has("use-megatron-fsdp") or reading.has("use-custom-fsdp"):
-        reading.has("use-distributed-optimizer")
-        if reading.degree("num-distributed-optimizer-instances") > 1:
-            raise reading.error("num-distributed-optimizer-instances", "beside --use-megatron-fsdp it is not modelled")
-        return reading.choice("data-parallel-sharding-strategy", SHARDED, "no_shard")
-    elements = reading.number("ddp-bucket-size")
-    bucket = {} if elements is None else {"bucket": f"{elements * _width(reading)} B"}
-    instances = reading.degree("num-distributed-optimizer-instances")
-    if ranks % instances:
+    overlap = parsed.has("overlap-grad-reduce")
+    parsed.has("overlap-param-gather")
+    if parsed.has("use-torch-fsdp2"):
+        keeps_unsharded = parsed.has("torch-fsdp2-no-reshard-after-forward")
+        return {"fsdp": {"reshard_after_forward": False}} if keeps_unsharded else "fsdp"
+    if parsed.has("use-megatron-fsdp") or parsed.has("use-custom-fsdp"):
+        parsed.has("use-distributed-optimizer")
+        if parsed.positive_integer("num-distributed-optimizer-instances") > 1:
+            raise parsed.error("num-distributed-optimizer-instances", "beside --use-megatron-fsdp it is not modelled")
+        return parsed.choice("data-parallel-sharding-strategy", STRATEGY_BY_FLAG, "no_shard")
+    elements = parsed.integer("ddp-bucket-size")
+    bucket = {} if elements is None else {"bucket": f"{elements * _gradient_bytes(parsed)} B"}
+    instances = parsed.positive_integer("num-distributed-optimizer-instances")
+    if replica_ranks % instances:
         raise InputError(
-            f"{reading.source}: --num-distributed-optimizer-instances: {instances} do not divide the {ranks} ranks of "
+            f"{parsed.source}: --num-distributed-optimizer-instances: {instances} do not divide the {replica_ranks} ranks of "
             "cp and dp"
         )
-    if reading.has("use-distributed-optimizer"):
+    if parsed.has("use-distributed-optimizer"):
         options: dict[str, Any] = {} if overlap else {"overlap": False}
-        options |= {"shard": ranks // instances} if instances > 1 else {}
+        options |= {"shard": replica_ranks // instances} if instances > 1 else {}
         options |= bucket
         return {"zero": {"stage": 1, **options}} if options else "zero1"
     return {"ddp": {"bucket": "megatron", "overlap": overlap} | bucket}
 
 
-def _width(reading: Reading) -> int:
+def _gradient_bytes(parsed: MegatronArguments) -> int:
     """Bytes of a gradient."""
-    return 4 if _precision(reading).get("gradients", "fp32") == "fp32" else 2
+    return 4 if _precision_config(parsed).get("gradients", "fp32") == "fp32" else 2
 
 
-def _dispatcher(reading: Reading) -> dict[str, Any]:
-    if not reading.has("num-experts"):
+def _dispatcher_config(parsed: MegatronArguments) -> dict[str, Any]:
+    if not parsed.has("num-experts"):
         return {}
-    kind = reading.word("moe-token-dispatcher-type", "allgather")
-    backend = reading.word("moe-flex-dispatcher-backend", "deepep")
-    deepep = reading.has("moe-enable-deepep")
-    sms = {name: reading.number(f"moe-{name}-num-sms") for name in ("deepep", "hybridep", "flex-dispatcher")}
-    if kind == "flex" or deepep:
-        own = sms["flex-dispatcher"] or sms.get(backend or "")
-        return {"dispatcher": backend} | ({"dispatcher_sms": own} if own else {})
-    return {"dispatcher": {"alltoall_seq": "alltoall"}.get(kind or "", kind)}
+    dispatcher_type = parsed.text("moe-token-dispatcher-type", "allgather")
+    backend = parsed.text("moe-flex-dispatcher-backend", "deepep")
+    deepep = parsed.has("moe-enable-deepep")
+    sm_counts = {name: parsed.integer(f"moe-{name}-num-sms") for name in ("deepep", "hybridep", "flex-dispatcher")}
+    if dispatcher_type == "flex" or deepep:
+        sm_count = sm_counts["flex-dispatcher"] or sm_counts.get(backend or "")
+        return {"dispatcher": backend} | ({"dispatcher_sms": sm_count} if sm_count else {})
+    return {"dispatcher": {"alltoall_seq": "alltoall"}.get(dispatcher_type or "", dispatcher_type)}
 
 
-def _split(reading: Reading) -> Any:
+def _layer_split(parsed: MegatronArguments) -> Any:
     """How layers are dealt to stages; None: evenly."""
-    drawn = reading.word("pipeline-model-parallel-layout")
-    if drawn is not None:
-        return drawn
-    ends = {
-        "first": reading.number("decoder-first-pipeline-num-layers"),
-        "last": reading.number("decoder-last-pipeline-num-layers"),
+    layout_string = parsed.text("pipeline-model-parallel-layout")
+    if layout_string is not None:
+        return layout_string
+    end_layers = {
+        "first": parsed.integer("decoder-first-pipeline-num-layers"),
+        "last": parsed.integer("decoder-last-pipeline-num-layers"),
     }
-    counted = {
-        "embedding": reading.has("account-for-embedding-in-pipeline-split"),
-        "head": reading.has("account-for-loss-in-pipeline-split"),
+    counts_as_layer = {
+        "embedding": parsed.has("account-for-embedding-in-pipeline-split"),
+        "head": parsed.has("account-for-loss-in-pipeline-split"),
     }
-    return {key: value for key, value in (*ends.items(), *counted.items()) if value} or None
+    return {key: value for key, value in (*end_layers.items(), *counts_as_layer.items()) if value} or None
 
 
-def _schedule(reading: Reading, pp: int) -> dict[str, Any]:
+def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
     """Interleaved, where pipeline ranks have several stages."""
-    many = reading.number("num-virtual-stages-per-pipeline-rank")
-    each = reading.number("num-layers-per-virtual-pipeline-stage")
-    drawn = reading.word("pipeline-model-parallel-layout")
-    if drawn is not None:
-        many = len(_stages(reading, drawn)) // pp
-    if each:
-        many = reading.needed("num-layers") // (pp * each)
-    together = reading.degree("microbatch-group-size-per-virtual-pipeline-stage", pp)
-    if many and many > 1 and together != pp:
-        raise reading.error(
+    stage_count = parsed.integer("num-virtual-stages-per-pipeline-rank")
+    layers_per_stage = parsed.integer("num-layers-per-virtual-pipeline-stage")
+    layout_string = parsed.text("pipeline-model-parallel-layout")
+    if layout_string is not None:
+        stage_count = len(_parse_layout_string(parsed, layout_string)) // pp
+    if layers_per_stage:
+        stage_count = parsed.required_integer("num-layers") // (pp * layers_per_stage)
+    group_size = parsed.positive_integer("microbatch-group-size-per-virtual-pipeline-stage", pp)
+    if stage_count and stage_count > 1 and group_size != pp:
+        raise parsed.error(
             "microbatch-group-size-per-virtual-pipeline-stage", f"rounds of other than pp = {pp} are not modelled"
         )
-    return {"schedule": {"interleaved": {"chunks": many}}} if many and many > 1 else {}
+    return {"schedule": {"interleaved": {"chunks": stage_count}}} if stage_count and stage_count > 1 else {}
 
 
-def _stages(reading: Reading, drawn: str) -> Sequence[int]:
+def _parse_layout_string(parsed: MegatronArguments, layout_string: str) -> Sequence[int]:
     """Layers of each stage of a layout string."""
     try:
-        return parse_pipeline_layout(drawn).layer_counts
+        return parse_pipeline_layout(layout_string).layer_counts
     except InputError as error:
-        raise InputError(f"{reading.source}: --pipeline-model-parallel-layout: {error}") from None
+        raise InputError(f"{parsed.source}: --pipeline-model-parallel-layout: {error}") from None
 
 
-def _training(reading: Reading, replicas: int) -> dict[str, Any]:
-    microbatch = reading.needed("micro-batch-size")
-    batch = reading.number("global-batch-size")
+def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]:
+    microbatch = parsed.required_integer("micro-batch-size")
+    batch = parsed.integer("global-batch-size")
     if batch is None:
         batch = microbatch * replicas
-        reading.assumed.append(f"a step has {batch:,} sequences: a microbatch for each replica")
-    loss = reading.has("cross-entropy-loss-fusion")
-    optimizer = reading.word("optimizer", "adam")
+        parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")
+    loss = parsed.has("cross-entropy-loss-fusion")
+    optimizer = parsed.text("optimizer", "adam")
     if optimizer not in _OPTIMIZERS:
-        raise reading.error("optimizer", f"{optimizer!r} is not modelled; {' and '.join(_OPTIMIZERS)} are")
+        raise parsed.error("optimizer", f"{optimizer!r} is not modelled; {' and '.join(_OPTIMIZERS)} are")
     training: dict[str, Any] = {
-        "sequence": reading.needed("seq-length"),
+        "sequence": parsed.required_integer("seq-length"),
         "global_batch": batch,
         "microbatch": microbatch,
-        "precision": _precision(reading),
-        "recompute": _recompute(reading),
-        "attention": "standard" if reading.word("attention-backend", "auto") in ("unfused", "local") else None,
+        "precision": _precision_config(parsed),
+        "recompute": _recompute_config(parsed),
+        "attention": "standard" if parsed.text("attention-backend", "auto") in ("unfused", "local") else None,
         "loss": "fused" if loss else None,
         "optimizer": None if optimizer == "adam" else optimizer,
-        "gradient_clipping": None if reading.real("clip-grad", 1.0) > 0.0 else False,
+        "gradient_clipping": None if parsed.real_number("clip-grad", 1.0) > 0.0 else False,
     }
-    reading.has("cross-entropy-fusion-impl")
+    parsed.has("cross-entropy-fusion-impl")
     return {key: value for key, value in training.items() if value is not None}
 
 
-def _precision(reading: Reading) -> dict[str, Any]:
-    narrow = reading.has("fp8-format") or reading.has("fp8")
-    recipe = reading.choice("fp8-recipe", RECIPES, "delayed")
-    half = "fp16" if reading.has("fp16") else "bf16" if reading.has("bf16") else "fp32"
-    compute = recipe if narrow else half
-    compute = "nvfp4" if reading.has("fp4-format") or reading.has("fp4") else compute
-    wide = reading.has("accumulate-allreduce-grads-in-fp32")
-    halved = {"gradients": "fp16"} if half == "fp16" and not wide else {}
-    halved = {"gradients": "bf16"} if reading.has("grad-reduce-in-bf16") else halved
-    reading.has("use-precision-aware-optimizer")
-    kept = {key: word for name, key in _KEPT.items() if (word := reading.word(name, "auto")) != "auto"}
-    reading.has("exp-avg-sq-dtype")
-    stored = reading.has("fp8-param-gather")
-    if compute == half:
-        return {"compute": compute, **halved, **kept}
-    return {"compute": compute, **halved, **kept, **(_stored(compute) if stored else {}), **_ends(reading)}
+def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
+    is_fp8 = parsed.has("fp8-format") or parsed.has("fp8")
+    recipe = parsed.choice("fp8-recipe", RECIPE_BY_FLAG, "delayed")
+    base_format = "fp16" if parsed.has("fp16") else "bf16" if parsed.has("bf16") else "fp32"
+    compute = recipe if is_fp8 else base_format
+    compute = "nvfp4" if parsed.has("fp4-format") or parsed.has("fp4") else compute
+    reduces_in_fp32 = parsed.has("accumulate-allreduce-grads-in-fp32")
+    gradient_formats = {"gradients": "fp16"} if base_format == "fp16" and not reduces_in_fp32 else {}
+    gradient_formats = {"gradients": "bf16"} if parsed.has("grad-reduce-in-bf16") else gradient_formats
+    parsed.has("use-precision-aware-optimizer")
+    state_formats = {
+        key: format_name
+        for name, key in _STATE_FORMAT_FLAGS.items()
+        if (format_name := parsed.text(name, "auto")) != "auto"
+    }
+    parsed.has("exp-avg-sq-dtype")
+    gathers_fp8 = parsed.has("fp8-param-gather")
+    if compute == base_format:
+        return {"compute": compute, **gradient_formats, **state_formats}
+    return {
+        "compute": compute,
+        **gradient_formats,
+        **state_formats,
+        **(_stored_formats(compute) if gathers_fp8 else {}),
+        **_high_precision_layers(parsed),
+    }
 
 
-def _stored(recipe: str) -> dict[str, str]:
+def _stored_formats(recipe: str) -> dict[str, str]:
     """Matrices in the format of their products; those of MXFP8 are gathered wide and then cast."""
-    narrow = load_recipe(recipe).matmul_formats.low_precision
-    stored = {} if narrow is None else {"stored": narrow.value}
+    low_precision = load_recipe(recipe).matmul_formats.low_precision
+    stored = {} if low_precision is None else {"stored": low_precision.value}
     return stored | ({"gathered": "bf16"} if recipe == "mxfp8" else {})
 
 
-def _ends(reading: Reading) -> dict[str, int | None]:
+def _high_precision_layers(parsed: MegatronArguments) -> dict[str, int | None]:
     """First and last layers that keep BF16."""
     names = {"first_layers": "num-layers-at-start-in-bf16", "last_layers": "num-layers-at-end-in-bf16"}
-    found = {key: reading.number(name, 1) for key, name in names.items()}
-    return found if reading.has("first-last-layers-bf16") else {}
+    layer_counts = {key: parsed.integer(name, 1) for key, name in names.items()}
+    return layer_counts if parsed.has("first-last-layers-bf16") else {}
 
 
-def _framework(reading: Reading) -> Any:
+def _framework_config(parsed: MegatronArguments) -> Any:
     """Megatron-LM, and what of passes it has in CUDA graphs; attention alone of a dense model no key says."""
-    older = [reading.has(name) for name in ("enable-cuda-graph", "external-cuda-graph")]
-    if reading.choice("cuda-graph-impl", _GRAPHS, "none") == "none" and not any(older):
+    old_flags = [parsed.has(name) for name in ("enable-cuda-graph", "external-cuda-graph")]
+    if parsed.choice("cuda-graph-impl", _CUDA_GRAPH_IMPLS, "none") == "none" and not any(old_flags):
         return "megatron"
-    name = "cuda-graph-modules" if "cuda-graph-modules" in reading.arguments else "cuda-graph-scope"
-    scopes = set(reading.arguments.get(name, ("full",)))
-    whole = bool(scopes & {"full", "full_iteration"})
-    if not whole and not ("attn" in scopes and reading.has("num-experts")):
+    name = "cuda-graph-modules" if "cuda-graph-modules" in parsed.arguments else "cuda-graph-scope"
+    scopes = set(parsed.arguments.get(name, ("full",)))
+    captures_all = bool(scopes & {"full", "full_iteration"})
+    if not captures_all and not ("attn" in scopes and parsed.has("num-experts")):
         return "megatron"
-    reading.has(name)
-    return {"name": "megatron", "cuda_graphs": True if whole else "outside_experts"}
+    parsed.has(name)
+    return {"name": "megatron", "cuda_graphs": True if captures_all else "outside_experts"}
 
 
-def _recompute(reading: Reading) -> Any:
-    layers, method = reading.number("recompute-num-layers"), reading.word("recompute-method")
-    modules = reading.arguments.get("recompute-modules", ()) if reading.has("recompute-modules") else ()
-    whole = ("moe",) if reading.has("moe-layer-recompute") and reading.has("num-experts") else ()
-    default = "selective" if reading.has("recompute-activations") or whole else "none"
-    match reading.word("recompute-granularity", default):
+def _recompute_config(parsed: MegatronArguments) -> Any:
+    layers, method = parsed.integer("recompute-num-layers"), parsed.text("recompute-method")
+    modules = parsed.arguments.get("recompute-modules", ()) if parsed.has("recompute-modules") else ()
+    moe_modules = ("moe",) if parsed.has("moe-layer-recompute") and parsed.has("num-experts") else ()
+    default = "selective" if parsed.has("recompute-activations") or moe_modules else "none"
+    match parsed.text("recompute-granularity", default):
         case "full":
             return {"layers": layers} if method == "block" and layers else "full"
         case "selective":
-            return {"modules": [*dict.fromkeys((*(modules or ("core_attn",)), *whole))]}
+            return {"modules": [*dict.fromkeys((*(modules or ("core_attn",)), *moe_modules))]}
     return None

@@ -7,44 +7,44 @@ from clustersim.model.layer_stack import LayerGroup, MoeMlp, layer_specs
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 
-def alike(one: TransformerModel, other: TransformerModel) -> bool:
+def models_equivalent(first: TransformerModel, second: TransformerModel) -> bool:
     """Whether two models are the same but for names, positions without a table, and corrections of routers.
 
     These choose experts beside their scores; a framework that has them has them for every mixture.
     """
-    return _bare(one) == _bare(other)
+    return _normalize(first) == _normalize(second)
 
 
-def apart(one: TransformerModel, other: TransformerModel) -> list[str]:
+def differing_fields(first: TransformerModel, second: TransformerModel) -> list[str]:
     """By which of their properties two models are not alike, in the words of `model` as far as it has them."""
-    mine, theirs = _bare(one), _bare(other)
-    found = [
+    first_model, second_model = _normalize(first), _normalize(second)
+    names = [
         dataclass_field.name
         for dataclass_field in fields(TransformerModel)
-        if getattr(mine, dataclass_field.name) != getattr(theirs, dataclass_field.name)
+        if getattr(first_model, dataclass_field.name) != getattr(second_model, dataclass_field.name)
     ]
-    pairs = zip(layer_specs(mine.stack), layer_specs(theirs.stack), strict=False)
-    first = next(((a, b) for a, b in pairs if a != b), None)
-    if "stack" not in found or first is None:
-        return ["layers" if name == "stack" else name for name in found]
-    return [*(name for name in found if name != "stack"), *_fields_apart(*first)]
+    pairs = zip(layer_specs(first_model.stack), layer_specs(second_model.stack), strict=False)
+    layer_pair = next(((a, b) for a, b in pairs if a != b), None)
+    if "stack" not in names or layer_pair is None:
+        return ["layers" if name == "stack" else name for name in names]
+    return [*(name for name in names if name != "stack"), *_differing_field_names(*layer_pair)]
 
 
-def _fields_apart(one: object, other: object) -> list[str]:
+def _differing_field_names(first: object, second: object) -> list[str]:
     """Names of fields of two things that differ, and of fields of these where they are of one kind."""
-    found = []
-    for dataclass_field in fields(one):  # type: ignore[arg-type]
-        mine, theirs = getattr(one, dataclass_field.name), getattr(other, dataclass_field.name)
-        if mine != theirs:
-            inner = is_dataclass(mine) and type(mine) is type(theirs)
-            found += _fields_apart(mine, theirs) if inner else [dataclass_field.name]
-    return found
+    names = []
+    for spec_field in fields(first):  # type: ignore[arg-type]
+        first_value, second_value = getattr(first, spec_field.name), getattr(second, spec_field.name)
+        if first_value != second_value:
+            is_same_type = is_dataclass(first_value) and type(first_value) is type(second_value)
+            names += _differing_field_names(first_value, second_value) if is_same_type else [spec_field.name]
+    return names
 
 
-def corrects(model: TransformerModel) -> bool:
+def has_router_bias(model: TransformerModel) -> bool:
     """Whether routers have a correction."""
-    routed = (run.spec.mlp for run in model.stack if isinstance(run.spec.mlp, MoeMlp))
-    return any(mlp.router.bias for mlp in routed)
+    moe_layers = (run.spec.mlp for run in model.stack if isinstance(run.spec.mlp, MoeMlp))
+    return any(mlp.router.bias for mlp in moe_layers)
 
 
 def has_experts(model: TransformerModel) -> bool:
@@ -52,16 +52,16 @@ def has_experts(model: TransformerModel) -> bool:
     return any(isinstance(run.spec.mlp, MoeMlp) for run in model.stack)
 
 
-def _bare(model: TransformerModel) -> TransformerModel:
+def _normalize(model: TransformerModel) -> TransformerModel:
     positions = model.max_positions if model.positions is PositionEncoding.LEARNED else 0
-    return replace(model, name="", max_positions=positions, stack=tuple(_corrected(model)))
+    return replace(model, name="", max_positions=positions, stack=tuple(_with_router_bias(model)))
 
 
-def _corrected(model: TransformerModel) -> Iterator[LayerGroup]:
-    for run in model.stack:
-        match run.spec.mlp:
-            case MoeMlp() as routed:
-                mlp = replace(routed, router=replace(routed.router, bias=True))
-                yield replace(run, spec=replace(run.spec, mlp=mlp))
+def _with_router_bias(model: TransformerModel) -> Iterator[LayerGroup]:
+    for group in model.stack:
+        match group.spec.mlp:
+            case MoeMlp() as moe:
+                mlp = replace(moe, router=replace(moe.router, bias=True))
+                yield replace(group, spec=replace(group.spec, mlp=mlp))
             case _:
-                yield run
+                yield group

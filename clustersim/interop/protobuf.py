@@ -9,47 +9,47 @@ from collections.abc import Iterable
 from typing import Final
 
 _VARINT: Final = 0
-_LENGTH: Final = 2
-_MORE: Final = 0x80  # of a byte that another one follows
-_BITS: Final = 7
+_LENGTH_DELIMITED: Final = 2
+_CONTINUATION_BIT: Final = 0x80  # of a byte that another one follows
+_PAYLOAD_BITS: Final = 7
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """A whole number, not below zero, in groups of seven bits, the lowest first."""
-    found = bytearray()
-    while value >= _MORE:
-        found.append(value & (_MORE - 1) | _MORE)
-        value >>= _BITS
-    found.append(value)
-    return bytes(found)
+    encoded = bytearray()
+    while value >= _CONTINUATION_BIT:
+        encoded.append(value & (_CONTINUATION_BIT - 1) | _CONTINUATION_BIT)
+        value >>= _PAYLOAD_BITS
+    encoded.append(value)
+    return bytes(encoded)
 
 
-def number(field: int, value: int) -> bytes:
+def integer_field(field_number: int, value: int) -> bytes:
     """A field that is a whole number, a truth value or of an enumeration; of those not said a reader takes 0."""
-    return varint(field << 3 | _VARINT) + varint(value) if value else b""
+    return encode_varint(field_number << 3 | _VARINT) + encode_varint(value) if value else b""
 
 
-def chosen(field: int, value: int) -> bytes:
+def oneof_field(field_number: int, value: int) -> bytes:
     """The same of a field that is one of several (`oneof`), which is written even where it is 0."""
-    return varint(field << 3 | _VARINT) + varint(value)
+    return encode_varint(field_number << 3 | _VARINT) + encode_varint(value)
 
 
-def content(field: int, value: bytes) -> bytes:
+def message_field(field_number: int, value: bytes) -> bytes:
     """A field that is a message."""
-    return varint(field << 3 | _LENGTH) + varint(len(value)) + value
+    return encode_varint(field_number << 3 | _LENGTH_DELIMITED) + encode_varint(len(value)) + value
 
 
-def text(field: int, value: str) -> bytes:
+def string_field(field_number: int, value: str) -> bytes:
     """A field that is a text."""
-    return content(field, value.encode()) if value else b""
+    return message_field(field_number, value.encode()) if value else b""
 
 
-def numbers(field: int, values: Iterable[int]) -> bytes:
+def packed_field(field_number: int, values: Iterable[int]) -> bytes:
     """A field that is a list of whole numbers."""
-    packed = b"".join(map(varint, values))
-    return content(field, packed) if packed else b""
+    packed = b"".join(map(encode_varint, values))
+    return message_field(field_number, packed) if packed else b""
 
 
-def delimited(message: bytes) -> bytes:
+def length_delimited(message: bytes) -> bytes:
     """A message in a file of several: its length stands before it."""
-    return varint(len(message)) + message
+    return encode_varint(len(message)) + message

@@ -10,22 +10,22 @@ from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 
-_QUIET: Final = object()
+_IRRELEVANT: Final = object()
 """Stands for the default of a key that moves no step."""
 _FLOAT8: Final = "quantize.linear.float8"
-KEYS: Final[Mapping[str, Mapping[str, Any]]] = {
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "model": {
         "name": "llama3", "flavor": "debugmodel", "converters": [],
-        **dict.fromkeys(("hf_assets_path", "tokenizer_path", "print_after_conversion"), _QUIET),
+        **dict.fromkeys(("hf_assets_path", "tokenizer_path", "print_after_conversion"), _IRRELEVANT),
     },
     "optimizer": {
         "name": "AdamW", "implementation": "fused", "early_step_in_backward": False,
-        **dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), _QUIET),
+        **dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), _IRRELEVANT),
     },
     "training": {
         "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False,
         "dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
-        **dict.fromkeys(("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "dataloader"), _QUIET),
+        **dict.fromkeys(("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "dataloader"), _IRRELEVANT),
     },
     "parallelism": {
         "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1,
@@ -43,28 +43,28 @@ KEYS: Final[Mapping[str, Mapping[str, Any]]] = {
         "per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
         **dict.fromkeys(
             ("memory_budget", "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug"),
-            _QUIET,
+            _IRRELEVANT,
         ),
     },
     "compile": {"enable": False, "components": ["model", "loss"], "backend": "inductor"},
     _FLOAT8: {
         "enable_fsdp_float8_all_gather": False, "recipe_name": None, "filter_fqns": [], "emulate": False,
-        "precompute_float8_dynamic_scale_for_fsdp": _QUIET,
+        "precompute_float8_dynamic_scale_for_fsdp": _IRRELEVANT,
     },
     "quantize.linear.mx": {
-        "recipe_name": "mxfp8_cublas", "filter_fqns": ["output"], "mxfp8_dim1_cast_kernel_choice": _QUIET,
+        "recipe_name": "mxfp8_cublas", "filter_fqns": ["output"], "mxfp8_dim1_cast_kernel_choice": _IRRELEVANT,
     },
     "quantize.grouped_mm.float8": {"fqns": []},
     "quantize.grouped_mm.mx": {"recipe_name": "mxfp8", "fqns": []},
 }  # fmt: skip
-_SILENT: Final = (
+_IRRELEVANT_SECTIONS: Final = (
     "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "memory_estimation", "validation", "debug",
 )  # fmt: skip
 """Sections that move no step."""
-_NAMED: Final = ("fault_tolerance", "experimental")
+_UNSUPPORTED_SECTIONS: Final = ("fault_tolerance", "experimental")
 """Sections that no key says."""
-_GROUPS: Final = ("quantize", "quantize.linear", "quantize.grouped_mm")
-_OLDER: Final = {
+_PARENT_SECTIONS: Final = ("quantize", "quantize.linear", "quantize.grouped_mm")
+_NEW_NAMES: Final = {
     "training.batch_size": "training.local_batch_size",
     "training.compile": "compile.enable",
     "float8": _FLOAT8,
@@ -77,7 +77,7 @@ _OLDER: Final = {
 T = TypeVar("T")
 
 
-class Job:
+class TorchtitanConfig:
     """The keys of a job file, with torchtitan's defaults; answers raise InputError for a value of another kind."""
 
     def __init__(self, text: str, source: str) -> None:
@@ -87,114 +87,121 @@ class Job:
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"{source}: is not TOML: {error}") from None
-        self._said = dict(self._sections(content, ""))
-        self._asked: set[tuple[str, str]] = set()
-        if not self._said:
+        self._stated = dict(self._flatten_sections(content, ""))
+        self._queried: set[tuple[str, str]] = set()
+        if not self._stated:
             raise InputError(f"{source}: has no sections of a torchtitan job, such as [model] or [parallelism]")
 
     @property
-    def passed_over(self) -> tuple[str, ...]:
+    def ignored_keys(self) -> tuple[str, ...]:
         """What is said, differs from the default and was not asked for."""
-        sections = (f"[{name}]" for name in _NAMED if name in self._said)
+        sections = (f"[{name}]" for name in _UNSUPPORTED_SECTIONS if name in self._stated)
         keys = (
             f"[{section}] {key}"
-            for section, said in self._said.items()
-            for key, value in said.items()
-            if section in KEYS and (section, key) not in self._asked and KEYS[section][key] not in (_QUIET, value)
+            for section, entries in self._stated.items()
+            for key, value in entries.items()
+            if section in DEFAULTS
+            and (section, key) not in self._queried
+            and DEFAULTS[section][key] not in (_IRRELEVANT, value)
         )
         return (*keys, *sections)
 
-    def word(self, section: str, key: str, choices: Mapping[str, T]) -> T:
+    def choice(self, section: str, key: str, choices: Mapping[str, T]) -> T:
         """What one of several words stands for."""
         value = self._value(section, key, str, "a word in quotes")
         if value not in choices:
             raise self.error(section, key, f"{format_value(value)} is not known; {suggest_nearest(value, choices)}")
         return choices[value]
 
-    def text(self, section: str, key: str) -> str:
+    def string(self, section: str, key: str) -> str:
         """A text."""
         value: str = self._value(section, key, str, "a text in quotes")
         return value
 
-    def flag(self, section: str, key: str) -> bool:
+    def boolean(self, section: str, key: str) -> bool:
         """True or false."""
         value: bool = self._value(section, key, bool, "true or false")
         return value
 
-    def whole(self, section: str, key: str, low: int = 1) -> int:
+    def integer(self, section: str, key: str, minimum: int = 1) -> int:
         """A whole number, at least `low`, or -1 where that is torchtitan's default."""
         value: int = self._value(section, key, int, "a whole number")
-        if value < low and value != KEYS[section][key]:
-            raise self.error(section, key, f"{format_value(value)} is less than {low}")
+        if value < minimum and value != DEFAULTS[section][key]:
+            raise self.error(section, key, f"{format_value(value)} is less than {minimum}")
         return value
 
-    def whole_or_none(self, section: str, key: str) -> int | None:
+    def optional_integer(self, section: str, key: str) -> int | None:
         """A whole number from 1 on; None where there is none."""
-        return self.whole(section, key) if self.says(section, key) else None
+        return self.integer(section, key) if self.has_key(section, key) else None
 
-    def words(self, section: str, key: str) -> list[str]:
+    def string_list(self, section: str, key: str) -> list[str]:
         """A list of words."""
         value: list[str] = self._value(section, key, list, "a list of words in quotes")
         if not all(isinstance(item, str) for item in value):
             raise self.error(section, key, f"{format_value(value)} is not a list of words in quotes")
         return value
 
-    def lists(self, section: str, key: str) -> list[list[str]]:
+    def nested_string_list(self, section: str, key: str) -> list[list[str]]:
         """A list of lists of words."""
         value: list[list[str]] = self._value(section, key, list, "a list of lists")
-        if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in value):
+        if not all(isinstance(element, list) and all(isinstance(item, str) for item in element) for element in value):
             raise self.error(section, key, f"{format_value(value)} is not a list of lists of words in quotes")
         return value
 
-    def says(self, section: str, key: str) -> bool:
+    def has_key(self, section: str, key: str) -> bool:
         """Whether the file has a key."""
-        return key in self._said.get(section, {})
+        return key in self._stated.get(section, {})
 
-    def without_effect(self, section: str, *keys: str) -> None:
+    def mark_irrelevant(self, section: str, *keys: str) -> None:
         """Name none of these keys as passed over, since they move nothing here."""
-        self._asked.update((section, key) for key in keys)
+        self._queried.update((section, key) for key in keys)
 
-    def error(self, section: str, key: str, what: str) -> InputError:
+    def error(self, section: str, key: str, message: str) -> InputError:
         """What is wrong with a key's value, as a sentence."""
-        return InputError(f"{self.source}: [{section}] {key}: {what}")
+        return InputError(f"{self.source}: [{section}] {key}: {message}")
 
-    def _value(self, section: str, key: str, kind: type, called: str) -> Any:
-        self._asked.add((section, key))
-        value = self._said.get(section, {}).get(key, KEYS[section][key])
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(section, key, f"{format_value(value)} is not {called}")
+    def _value(self, section: str, key: str, value_type: type, type_label: str) -> Any:
+        self._queried.add((section, key))
+        value = self._stated.get(section, {}).get(key, DEFAULTS[section][key])
+        if not isinstance(value, value_type) or (value_type is int and isinstance(value, bool)):
+            raise self.error(section, key, f"{format_value(value)} is not {type_label}")
         return value
 
-    def _sections(self, content: Mapping[str, Any], above: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _flatten_sections(self, content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Sections by their dotted names."""
         for name, value in content.items():
-            section = f"{above}{name}"
-            if not isinstance(value, dict) and section in (*KEYS, *_GROUPS, *_SILENT, *_NAMED):
+            section = f"{prefix}{name}"
+            if not isinstance(value, dict) and section in (
+                *DEFAULTS,
+                *_PARENT_SECTIONS,
+                *_IRRELEVANT_SECTIONS,
+                *_UNSUPPORTED_SECTIONS,
+            ):
                 raise InputError(
                     f"{self.source}: {section} is a section, not a value; write [{section}] above its keys"
                 )
             if not isinstance(value, dict):
                 raise InputError(
-                    f"{self.source}: {section} stands in no section; {suggest_nearest(name, self._dotted())}"
+                    f"{self.source}: {section} stands in no section; {suggest_nearest(name, self._dotted_keys())}"
                 )
-            if section in _GROUPS:
-                yield from self._sections(value, f"{section}.")
+            if section in _PARENT_SECTIONS:
+                yield from self._flatten_sections(value, f"{section}.")
                 continue
-            if section not in (*KEYS, *_SILENT, *_NAMED):
-                raise InputError(f"{self.source}: there is no section [{section}]; {_instead(section, KEYS)}")
-            for key in value if section in KEYS else ():
-                if key not in KEYS[section]:
+            if section not in (*DEFAULTS, *_IRRELEVANT_SECTIONS, *_UNSUPPORTED_SECTIONS):
+                raise InputError(f"{self.source}: there is no section [{section}]; {_suggest_name(section, DEFAULTS)}")
+            for key in value if section in DEFAULTS else ():
+                if key not in DEFAULTS[section]:
                     raise self.error(
-                        section, key, f"torchtitan has no such key; {_instead(key, KEYS[section], section)}"
+                        section, key, f"torchtitan has no such key; {_suggest_name(key, DEFAULTS[section], section)}"
                     )
             yield section, value
 
     @staticmethod
-    def _dotted() -> list[str]:
-        return [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
+    def _dotted_keys() -> list[str]:
+        return [f"{section}.{key}" for section, keys in DEFAULTS.items() for key in keys]
 
 
-def _instead(name: str, choices: Collection[str], section: str = "") -> str:
+def _suggest_name(name: str, choices: Collection[str], section: str = "") -> str:
     """What a name is called now, or the nearest that there is."""
-    now = _OLDER.get(f"{section}.{name}" if section else name)
-    return suggest_nearest(name, choices) if now is None else f"since it was renamed it is {now}"
+    new_name = _NEW_NAMES.get(f"{section}.{name}" if section else name)
+    return suggest_nearest(name, choices) if new_name is None else f"since it was renamed it is {new_name}"

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.interop.model_equivalence import alike
+from clustersim.interop.model_equivalence import models_equivalent
 from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import TransformerModel
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
 from clustersim.scenario.model import read_model
 
-_BIAS: Final = {"experts": {"router_bias": True}}
+_ROUTER_BIAS: Final = {"experts": {"router_bias": True}}
 
 
 @dataclass(frozen=True, slots=True)
-class Flavor:
+class ModelFlavor:
     """A model by torchtitan's names. section: what `model` says of it; masked: tokens attend within their document.
 
     Attention is scaled_dot_product_attention's, by cuDNN first, or where there are masks FlexAttention or the varlen
@@ -33,39 +33,41 @@ class Flavor:
 
     name: str
     flavor: str
-    section: Mapping[str, Any] = field(compare=False)
-    masked: bool = False
+    model_section: Mapping[str, Any] = field(compare=False)
+    has_document_mask: bool = False
 
     @property
     def attention(self) -> AttentionBackend:
         """The attention core."""
-        return AttentionBackend.FLASH2 if self.masked or self.name == "gpt_oss" else AttentionBackend.FLASH
+        return AttentionBackend.FLASH2 if self.has_document_mask or self.name == "gpt_oss" else AttentionBackend.FLASH
 
 
-def _dims(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **other: Any) -> dict[str, Any]:
+def _llama_dimensions(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **overrides: Any
+) -> dict[str, Any]:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
-    return {**sizes, "vocab": 2048, **other}
+    return {**sizes, "vocab": 2048, **overrides}
 
 
-def _qwen3(layers: int, hidden: int, heads: int, ffn: int, **other: Any) -> dict[str, Any]:
-    return _dims(layers, hidden, heads, 8, ffn, vocab=151936, head_dim=128, qk_norm=True) | other
+def _qwen3(layers: int, hidden: int, heads: int, ffn: int, **overrides: Any) -> dict[str, Any]:
+    return _llama_dimensions(layers, hidden, heads, 8, ffn, vocab=151936, head_dim=128, qk_norm=True) | overrides
 
 
-def _llama4(count: int, every: int) -> dict[str, Any]:
-    experts = {"count": count, "top_k": 1, "ffn": 8192, "shared": 8192, "router": "sigmoid", "every": every}
-    return _dims(48, 5120, 40, 8, 16384, vocab=202048, experts={**experts, **_BIAS["experts"]})
+def _llama4(count: int, moe_period: int) -> dict[str, Any]:
+    experts = {"count": count, "top_k": 1, "ffn": 8192, "shared": 8192, "router": "sigmoid", "every": moe_period}
+    return _llama_dimensions(48, 5120, 40, 8, 16384, vocab=202048, experts={**experts, **_ROUTER_BIAS["experts"]})
 
 
-_LATENT: Final = {"query_rank": 0, "kv_rank": 512, "nope": 128, "rope": 64, "value_dim": 128}
-_TINY_LLAMA: Final = _dims(6, 256, 16, 16, 768)
+_MLA: Final = {"query_rank": 0, "kv_rank": 512, "nope": 128, "rope": 64, "value_dim": 128}
+_TINY_LLAMA: Final = _llama_dimensions(6, 256, 16, 16, 768)
 _TINY_LLAMA4: Final = _TINY_LLAMA | {
     "experts": {"count": 8, "top_k": 1, "ffn": 512, "shared": 512, "router": "sigmoid", "router_bias": True, "every": 2}
 }
 _TINY_DEEPSEEK: Final = {
-    "layers": 6, "hidden": 256, "heads": 16, "ffn": 1024, "vocab": 2048, "latent": _LATENT,
+    "layers": 6, "hidden": 256, "heads": 16, "ffn": 1024, "vocab": 2048, "latent": _MLA,
     "experts": {"count": 8, "top_k": 3, "ffn": 256, "shared": 512, "router_bias": True, "dense_layers": 1},
 }  # fmt: skip
-_TINY_MIXTURE: Final = {"count": 64, "top_k": 8, "ffn": 768, "router_bias": True}
+_TINY_MOE: Final = {"count": 64, "top_k": 8, "ffn": 768, "router_bias": True}
 _TINY_GPT_OSS: Final = {
     "preset": "gpt-oss-20b",
     "layers": 4,
@@ -74,59 +76,61 @@ _TINY_GPT_OSS: Final = {
 }
 
 FLAVORS: Final = (
-    Flavor("llama3", "debugmodel", _TINY_LLAMA),
-    Flavor("llama3", "debugmodel_flex_attn", _TINY_LLAMA, masked=True),
-    Flavor("llama3", "debugmodel_varlen_attn", _TINY_LLAMA, masked=True),
-    Flavor("llama3", "8B", {"preset": "llama3-8b"}),
-    Flavor("llama3", "8B_flex", {"preset": "llama3-8b"}, masked=True),
-    Flavor("llama3", "8B_varlen", {"preset": "llama3-8b"}, masked=True),
-    Flavor("llama3", "70B", {"preset": "llama3-70b"}),
-    Flavor("llama3", "405B", {"preset": "llama3-405b"}),
-    Flavor("llama4", "debugmodel", _TINY_LLAMA4),
-    Flavor("llama4", "17bx16e", _llama4(16, 1)),
-    Flavor("llama4", "17bx128e", _llama4(128, 2)),
-    Flavor("llama4", "17bx16e_irope", {"preset": "llama4-scout", **_BIAS}, masked=True),
-    Flavor("llama4", "17bx128e_irope", {"preset": "llama4-maverick", **_BIAS}, masked=True),
-    Flavor("deepseek_v3", "debugmodel", _TINY_DEEPSEEK),
-    Flavor("deepseek_v3", "debugmodel_flex_attn", _TINY_DEEPSEEK, masked=True),
-    Flavor("deepseek_v3", "16B", {"preset": "deepseek-v2-lite", **_BIAS}, masked=True),
-    Flavor("deepseek_v3", "236B", {"preset": "deepseek-v2", **_BIAS}, masked=True),
-    Flavor("deepseek_v3", "671B", {"preset": "deepseek-v3"}, masked=True),
-    Flavor("qwen3", "debugmodel", _qwen3(8, 256, 16, 3072, vocab=2048, tied_embeddings=True)),
-    Flavor("qwen3", "0.6B", _qwen3(28, 1024, 16, 3072, tied_embeddings=True)),
-    Flavor("qwen3", "1.7B", _qwen3(28, 2048, 16, 6144, tied_embeddings=True)),
-    Flavor("qwen3", "4B", _qwen3(36, 2560, 32, 9728, tied_embeddings=True)),
-    Flavor("qwen3", "8B", {"preset": "qwen3-8b"}),
-    Flavor("qwen3", "14B", _qwen3(40, 5120, 40, 17408)),
-    Flavor("qwen3", "32B", _qwen3(64, 5120, 64, 25600)),
-    Flavor("qwen3", "debugmodel_moe", _qwen3(8, 256, 16, 3072, vocab=2048, experts=_TINY_MIXTURE)),
-    Flavor("qwen3", "30B-A3B", {"preset": "qwen3-30b-a3b", **_BIAS}),
-    Flavor("qwen3", "235B-A22B", {"preset": "qwen3-235b-a22b", **_BIAS}),
-    Flavor("gpt_oss", "debugmodel", _TINY_GPT_OSS),
-    Flavor("gpt_oss", "20b", {"preset": "gpt-oss-20b", **_BIAS}),
-    Flavor("gpt_oss", "120b", {"preset": "gpt-oss-120b", **_BIAS}),
+    ModelFlavor("llama3", "debugmodel", _TINY_LLAMA),
+    ModelFlavor("llama3", "debugmodel_flex_attn", _TINY_LLAMA, has_document_mask=True),
+    ModelFlavor("llama3", "debugmodel_varlen_attn", _TINY_LLAMA, has_document_mask=True),
+    ModelFlavor("llama3", "8B", {"preset": "llama3-8b"}),
+    ModelFlavor("llama3", "8B_flex", {"preset": "llama3-8b"}, has_document_mask=True),
+    ModelFlavor("llama3", "8B_varlen", {"preset": "llama3-8b"}, has_document_mask=True),
+    ModelFlavor("llama3", "70B", {"preset": "llama3-70b"}),
+    ModelFlavor("llama3", "405B", {"preset": "llama3-405b"}),
+    ModelFlavor("llama4", "debugmodel", _TINY_LLAMA4),
+    ModelFlavor("llama4", "17bx16e", _llama4(16, 1)),
+    ModelFlavor("llama4", "17bx128e", _llama4(128, 2)),
+    ModelFlavor("llama4", "17bx16e_irope", {"preset": "llama4-scout", **_ROUTER_BIAS}, has_document_mask=True),
+    ModelFlavor("llama4", "17bx128e_irope", {"preset": "llama4-maverick", **_ROUTER_BIAS}, has_document_mask=True),
+    ModelFlavor("deepseek_v3", "debugmodel", _TINY_DEEPSEEK),
+    ModelFlavor("deepseek_v3", "debugmodel_flex_attn", _TINY_DEEPSEEK, has_document_mask=True),
+    ModelFlavor("deepseek_v3", "16B", {"preset": "deepseek-v2-lite", **_ROUTER_BIAS}, has_document_mask=True),
+    ModelFlavor("deepseek_v3", "236B", {"preset": "deepseek-v2", **_ROUTER_BIAS}, has_document_mask=True),
+    ModelFlavor("deepseek_v3", "671B", {"preset": "deepseek-v3"}, has_document_mask=True),
+    ModelFlavor("qwen3", "debugmodel", _qwen3(8, 256, 16, 3072, vocab=2048, tied_embeddings=True)),
+    ModelFlavor("qwen3", "0.6B", _qwen3(28, 1024, 16, 3072, tied_embeddings=True)),
+    ModelFlavor("qwen3", "1.7B", _qwen3(28, 2048, 16, 6144, tied_embeddings=True)),
+    ModelFlavor("qwen3", "4B", _qwen3(36, 2560, 32, 9728, tied_embeddings=True)),
+    ModelFlavor("qwen3", "8B", {"preset": "qwen3-8b"}),
+    ModelFlavor("qwen3", "14B", _qwen3(40, 5120, 40, 17408)),
+    ModelFlavor("qwen3", "32B", _qwen3(64, 5120, 64, 25600)),
+    ModelFlavor("qwen3", "debugmodel_moe", _qwen3(8, 256, 16, 3072, vocab=2048, experts=_TINY_MOE)),
+    ModelFlavor("qwen3", "30B-A3B", {"preset": "qwen3-30b-a3b", **_ROUTER_BIAS}),
+    ModelFlavor("qwen3", "235B-A22B", {"preset": "qwen3-235b-a22b", **_ROUTER_BIAS}),
+    ModelFlavor("gpt_oss", "debugmodel", _TINY_GPT_OSS),
+    ModelFlavor("gpt_oss", "20b", {"preset": "gpt-oss-20b", **_ROUTER_BIAS}),
+    ModelFlavor("gpt_oss", "120b", {"preset": "gpt-oss-120b", **_ROUTER_BIAS}),
 )
 """Of flavors that are the same model the one without masks comes first."""
 
 
-def flavor(name: str, asked: str, source: str) -> Flavor:
+def find_flavor(name: str, flavor_name: str, source: str) -> ModelFlavor:
     """The flavor of a model; raise InputError with the nearest names if there is none."""
-    names = [item.name for item in FLAVORS]
+    names = [model_flavor.name for model_flavor in FLAVORS]
     if name not in names:
         raise InputError(f"{source}: [model] name: {name!r} is not known; {suggest_nearest(name, names)}")
-    known = {element.flavor: element for element in FLAVORS if element.name == name}
-    if asked not in known:
-        raise InputError(f"{source}: [model] flavor: {name} has no {asked!r} here; {suggest_nearest(asked, known)}")
-    return known[asked]
+    by_name = {item.flavor: item for item in FLAVORS if item.name == name}
+    if flavor_name not in by_name:
+        raise InputError(
+            f"{source}: [model] flavor: {name} has no {flavor_name!r} here; {suggest_nearest(flavor_name, by_name)}"
+        )
+    return by_name[flavor_name]
 
 
-def flavor_of(model: TransformerModel, attention: AttentionBackend) -> Flavor | None:
+def matching_flavor(model: TransformerModel, attention: AttentionBackend) -> ModelFlavor | None:
     """The first flavor that is alike, one with the attention core if there is one; None: there is none."""
-    found = [item for item in FLAVORS if alike(model_of(item), model)]
-    return next((element for element in found if element.attention is attention), found[0] if found else None)
+    matches = [model_flavor for model_flavor in FLAVORS if models_equivalent(flavor_model(model_flavor), model)]
+    return next((match for match in matches if match.attention is attention), matches[0] if matches else None)
 
 
 @cache
-def model_of(asked: Flavor) -> TransformerModel:
+def flavor_model(flavor: ModelFlavor) -> TransformerModel:
     """The model that a flavor stands for."""
-    return read_model(ModelConfig.model_validate(asked.section), Path(), 1, ReadCache())
+    return read_model(ModelConfig.model_validate(flavor.model_section), Path(), 1, ReadCache())

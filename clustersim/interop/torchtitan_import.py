@@ -14,34 +14,34 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.interop.import_result import Imported
+from clustersim.interop.import_result import ImportResult
 from clustersim.interop.model_equivalence import has_experts
-from clustersim.interop.torchtitan_config import Job
-from clustersim.interop.torchtitan_flavors import Flavor, flavor, model_of
-from clustersim.interop.torchtitan_pipeline import stages_of
+from clustersim.interop.torchtitan_config import TorchtitanConfig
+from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
+from clustersim.interop.torchtitan_pipeline import import_pipeline
 from clustersim.model.training import AttentionBackend
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
-RESHARDS: Final = {"default": None, "always": True, "never": False}
-RECIPES: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
-LINEAR: Final = {
+RESHARD_BY_NAME: Final = {"default": None, "always": True, "never": False}
+RECIPE_BY_NAME: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
+LINEAR_CONVERTERS: Final = {
     "quantize.linear.float8": "float8",
     "float8": "float8",
     "quantize.linear.mx": "mx",
     "mx": "mx",
 }
 """Converters of linear layers; the short names are those that shipped files still have."""
-_GROUPED: Final = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
-_WIDE: Final = ("output", "router.gate", "auto_filter_small_kn")
+_GROUPED_GEMM_CONVERTERS: Final = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+_HIGH_PRECISION_MODULES: Final = ("output", "router.gate", "auto_filter_small_kn")
 """Modules that recipes leave wide in any case, and torchao's rule for small ones."""
-_GATHERED: Final = "enable_fsdp_float8_all_gather"
-_NOT_PIPELINED: Final = ("qwen3", "gpt_oss")
-_WIDTHS: Final = {"bfloat16": "bf16", "float32": "fp32"}
+_FLOAT8_GATHER_KEY: Final = "enable_fsdp_float8_all_gather"
+_MODELS_WITHOUT_PIPELINE: Final = ("qwen3", "gpt_oss")
+_FORMAT_BY_DTYPE: Final = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Degrees:
+class _ParallelDegrees:
     """Degrees of parallelism, whose product is the number of GPUs."""
 
     replicate: int
@@ -56,129 +56,139 @@ class _Degrees:
         return self.replicate * self.shard
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """GPUs."""
         return self.dp * self.cp * self.tp * self.pp
 
 
-def read_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpus: int | None = None) -> Imported:
+def import_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpu_count: int | None = None) -> ImportResult:
     """A scenario of a job file.
 
     source: names it in errors; gpus: how many, where a degree is -1. Raises InputError for what is no job file of
     torchtitan, for degrees that do not multiply, and for what makes another step than can be said.
     """
-    job = Job(text, source)
-    named = flavor(job.text("model", "name"), job.text("model", "flavor"), source)
-    degrees = _degrees(job, gpus)
-    model = model_of(named)
-    if degrees.pp > 1 and named.name in _NOT_PIPELINED:
-        raise job.error(
-            "parallelism", "pipeline_parallel_degree", f"torchtitan has no pipeline of {named.name}; write 1"
+    config = TorchtitanConfig(text, source)
+    flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
+    degrees = _parallel_degrees(config, gpu_count)
+    model = flavor_model(flavor)
+    if degrees.pp > 1 and flavor.name in _MODELS_WITHOUT_PIPELINE:
+        raise config.error(
+            "parallelism", "pipeline_parallel_degree", f"torchtitan has no pipeline of {flavor.name}; write 1"
         )
-    counts, schedule = stages_of(job, model.layer_count, degrees.pp)
-    enabled, components = job.flag("compile", "enable"), job.words("compile", "components")
-    compiled = enabled and "model" in components
-    assumed = [*_assumed(job, named), *_assumed_layers(job, counts)]
+    layer_counts, schedule = import_pipeline(config, model.layer_count, degrees.pp)
+    compile_enabled, components = config.boolean("compile", "enable"), config.string_list("compile", "components")
+    is_compiled = compile_enabled and "model" in components
+    assumptions = [*_model_assumptions(config, flavor), *_recompute_assumptions(config, layer_counts)]
     mapping = {
-        "model": _model(named),
-        "cluster": {"name": cluster, "gpus": degrees.world},
-        "layout": _layout(job, named, degrees, compiled=compiled)
-        | ({"layers_per_stage": list(counts)} if degrees.pp > 1 else {}),
+        "model": _model_section(flavor),
+        "cluster": {"name": cluster, "gpus": degrees.world_size},
+        "layout": _layout_config(config, flavor, degrees, is_compiled=is_compiled)
+        | ({"layers_per_stage": list(layer_counts)} if degrees.pp > 1 else {}),
         **schedule,
-        "training": _training(job, degrees, counts, compiled=compiled)
-        | ({} if named.attention is AttentionBackend.FLASH else {"attention": named.attention.value}),
-        "framework": {"name": "pytorch", "compiled": True} if compiled else "pytorch",
+        "training": _training_config(config, degrees, layer_counts, is_compiled=is_compiled)
+        | ({} if flavor.attention is AttentionBackend.FLASH else {"attention": flavor.attention.value}),
+        "framework": {"name": "pytorch", "compiled": True} if is_compiled else "pytorch",
     }
-    return Imported(mapping, job.passed_over, tuple(assumed))
+    return ImportResult(mapping, config.ignored_keys, tuple(assumptions))
 
 
-def _model(named: Flavor) -> Any:
+def _model_section(flavor: ModelFlavor) -> Any:
     """The preset alone where it is that."""
-    section = named.section
+    section = flavor.model_section
     if list(section) == ["preset"]:
         return section["preset"]
-    return {"name": f"{named.name} {named.flavor}", **section}
+    return {"name": f"{flavor.name} {flavor.flavor}", **section}
 
 
-def _assumed(job: Job, named: Flavor) -> list[str]:
-    said = []
-    if named.masked:
-        said.append("documents fill their sequences, so masks between them change nothing")
-    if has_experts(model_of(named)) and _converters(job) and not _grouped(job):
-        said.append("products of experts are in the format of linear layers, too")
-    return said
+def _model_assumptions(config: TorchtitanConfig, flavor: ModelFlavor) -> list[str]:
+    assumptions = []
+    if flavor.has_document_mask:
+        assumptions.append("documents fill their sequences, so masks between them change nothing")
+    if has_experts(flavor_model(flavor)) and _linear_converter(config) and not _converts_grouped_gemm(config):
+        assumptions.append("products of experts are in the format of linear layers, too")
+    return assumptions
 
 
-def _assumed_layers(job: Job, counts: Sequence[int]) -> list[str]:
+def _recompute_assumptions(config: TorchtitanConfig, layer_counts: Sequence[int]) -> list[str]:
     """Where every N-th layer is another number on each stage."""
-    option = job.text("activation_checkpoint", "selective_ac_option")
-    said = job.text("activation_checkpoint", "mode") == "selective" and option.isdecimal() and option != "0"
-    many = sorted({count // int(option) for count in counts}) if said else [0]
-    return [f"{many[-1]} layers of each stage are computed again, though some have {many[0]}"] if many[1:] else []
+    option = config.string("activation_checkpoint", "selective_ac_option")
+    is_per_layer = (
+        config.string("activation_checkpoint", "mode") == "selective" and option.isdecimal() and option != "0"
+    )
+    recomputed_counts = sorted({count // int(option) for count in layer_counts}) if is_per_layer else [0]
+    return (
+        [f"{recomputed_counts[-1]} layers of each stage are computed again, though some have {recomputed_counts[0]}"]
+        if recomputed_counts[1:]
+        else []
+    )
 
 
-def _degrees(job: Job, gpus: int | None) -> _Degrees:
+def _parallel_degrees(config: TorchtitanConfig, gpu_count: int | None) -> _ParallelDegrees:
     names = ("data_parallel_replicate", "context_parallel", "tensor_parallel", "pipeline_parallel")
-    replicate, cp, tp, pp = (job.whole("parallelism", f"{name}_degree") for name in names)
-    shard, rest = job.whole("parallelism", "data_parallel_shard_degree"), replicate * cp * tp * pp
-    said = f"replicate {replicate} x cp {cp} x tp {tp} x pp {pp} = {rest}"
-    if shard == -1 and gpus is None:
+    replicate, cp, tp, pp = (config.integer("parallelism", f"{name}_degree") for name in names)
+    shard, other_degrees = config.integer("parallelism", "data_parallel_shard_degree"), replicate * cp * tp * pp
+    product_text = f"replicate {replicate} x cp {cp} x tp {tp} x pp {pp} = {other_degrees}"
+    if shard == -1 and gpu_count is None:
         raise InputError(
-            f"{job.source}: does not say how many GPUs, as data_parallel_shard_degree is -1; give --gpus, a multiple "
-            f"of {said}"
+            f"{config.source}: does not say how many GPUs, as data_parallel_shard_degree is -1; give --gpus, a multiple "
+            f"of {product_text}"
         )
-    if shard == -1 and gpus is not None and (gpus % rest or gpus < rest):
-        near = max(1, round(gpus / rest)) * rest
-        raise InputError(f"{job.source}: {gpus} GPUs are no multiple of {said}; give --gpus {near} or so")
-    shard = (gpus or 0) // rest if shard == -1 else shard
-    degrees = _Degrees(replicate, shard, cp, tp, pp)
-    if gpus not in (None, degrees.world):
+    if shard == -1 and gpu_count is not None and (gpu_count % other_degrees or gpu_count < other_degrees):
+        nearest_multiple = max(1, round(gpu_count / other_degrees)) * other_degrees
         raise InputError(
-            f"{job.source}: {gpus} GPUs, but shard {shard} x {said} makes {degrees.world}; leave --gpus out, or write "
+            f"{config.source}: {gpu_count} GPUs are no multiple of {product_text}; give --gpus {nearest_multiple} or so"
+        )
+    shard = (gpu_count or 0) // other_degrees if shard == -1 else shard
+    degrees = _ParallelDegrees(replicate, shard, cp, tp, pp)
+    if gpu_count not in (None, degrees.world_size):
+        raise InputError(
+            f"{config.source}: {gpu_count} GPUs, but shard {shard} x {product_text} makes {degrees.world_size}; leave --gpus out, or write "
             "data_parallel_shard_degree = -1"
         )
     return degrees
 
 
-def _layout(job: Job, named: Flavor, degrees: _Degrees, *, compiled: bool) -> dict[str, Any]:
+def _layout_config(
+    config: TorchtitanConfig, flavor: ModelFlavor, degrees: _ParallelDegrees, *, is_compiled: bool
+) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "tp": degrees.tp,
         "cp": degrees.cp,
         "pp": degrees.pp,
         "sequence_parallel": degrees.tp > 1,
-        "tensor_overlap": _overlaps(job, compiled=compiled) and degrees.tp > 1,
+        "tensor_overlap": _overlaps_tp_comm(config, is_compiled=is_compiled) and degrees.tp > 1,
         "release_outputs": False,
-        "data": _data(job, degrees),
+        "data": _data_parallel_config(config, degrees),
     }
-    plain = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tensor_overlap": False, "data": None}
+    defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tensor_overlap": False, "data": None}
     if degrees.cp == 1:
-        job.without_effect("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
-    kept = {key: value for key, value in layout.items() if value != plain.get(key, "")}
-    experts = _experts(job, degrees, mixture=has_experts(model_of(named)))
-    return kept | ({"backward_overlap": False} if degrees.tp > 1 else {}) | experts
+        config.mark_irrelevant("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
+    changed = {key: value for key, value in layout.items() if value != defaults.get(key, "")}
+    experts = _moe_layout(config, degrees, is_moe=has_experts(flavor_model(flavor)))
+    return changed | ({"backward_overlap": False} if degrees.tp > 1 else {}) | experts
 
 
-def _overlaps(job: Job, *, compiled: bool) -> bool:
+def _overlaps_tp_comm(config: TorchtitanConfig, *, is_compiled: bool) -> bool:
     """Whether tensor-parallel collectives are pipelined with their matmuls."""
-    asked = job.flag("parallelism", "enable_async_tensor_parallel")
-    if asked and not compiled:
-        raise job.error(
+    is_enabled = config.boolean("parallelism", "enable_async_tensor_parallel")
+    if is_enabled and not is_compiled:
+        raise config.error(
             "parallelism", "enable_async_tensor_parallel", 'needs [compile] enable = true with "model" in components'
         )
-    return asked
+    return is_enabled
 
 
-def _data(job: Job, degrees: _Degrees) -> Any:
+def _data_parallel_config(config: TorchtitanConfig, degrees: _ParallelDegrees) -> Any:
     """The strategy of data parallelism."""
-    reshards = job.word("parallelism", "fsdp_reshard_after_forward", RESHARDS)
-    options: dict[str, Any] = {} if reshards is None else {"reshard_after_forward": reshards}
-    sharded = degrees.shard * degrees.cp
-    if sharded > 1:
-        hybrid = {"shard": sharded} if degrees.replicate > 1 else {}
-        name = "hsdp" if hybrid else "fsdp"
-        return {name: hybrid | options} if hybrid or options else name
+    reshard = config.choice("parallelism", "fsdp_reshard_after_forward", RESHARD_BY_NAME)
+    options: dict[str, Any] = {} if reshard is None else {"reshard_after_forward": reshard}
+    shard_size = degrees.shard * degrees.cp
+    if shard_size > 1:
+        shard_options = {"shard": shard_size} if degrees.replicate > 1 else {}
+        name = "hsdp" if shard_options else "fsdp"
+        return {name: shard_options | options} if shard_options or options else name
     if degrees.replicate > 1 and degrees.tp * degrees.pp > 1:
-        raise job.error(
+        raise config.error(
             "parallelism",
             "data_parallel_replicate_degree",
             "torchtitan has DDP alone; write data_parallel_shard_degree = -1 beside other parallelism",
@@ -186,128 +196,148 @@ def _data(job: Job, degrees: _Degrees) -> Any:
     return {"ddp": {"bucket": DDP_BUCKET}} if degrees.replicate > 1 else None
 
 
-def _experts(job: Job, degrees: _Degrees, *, mixture: bool) -> dict[str, Any]:
+def _moe_layout(config: TorchtitanConfig, degrees: _ParallelDegrees, *, is_moe: bool) -> dict[str, Any]:
     """How experts are spread, if there are any; without expert parallelism they are cut as all else is."""
-    ep, etp = (job.whole("parallelism", f"{name}_degree") for name in ("expert_parallel", "expert_tensor_parallel"))
-    backend = job.word("parallelism", "expert_parallel_comm_backend", {"standard": "alltoall", "deepep": "deepep"})
-    beside = job.flag("parallelism", "pipeline_parallel_expert_parallel_overlap")
-    if ep == 1 or not mixture:
+    ep, etp = (
+        config.integer("parallelism", f"{name}_degree") for name in ("expert_parallel", "expert_tensor_parallel")
+    )
+    backend = config.choice("parallelism", "expert_parallel_comm_backend", {"standard": "alltoall", "deepep": "deepep"})
+    overlaps = config.boolean("parallelism", "pipeline_parallel_expert_parallel_overlap")
+    if ep == 1 or not is_moe:
         return {}
     if etp not in (1, degrees.tp):
-        raise job.error("parallelism", "expert_tensor_parallel_degree", f"{etp} is neither 1 nor tp {degrees.tp}")
+        raise config.error("parallelism", "expert_tensor_parallel_degree", f"{etp} is neither 1 nor tp {degrees.tp}")
     if backend == "deepep" and etp > 1:
-        raise job.error("parallelism", "expert_parallel_comm_backend", "deepep needs expert_tensor_parallel_degree = 1")
+        raise config.error(
+            "parallelism", "expert_parallel_comm_backend", "deepep needs expert_tensor_parallel_degree = 1"
+        )
     layout: dict[str, Any] = {"ep": ep, "etp": etp}
     layout |= {"dispatcher": backend} if backend != "alltoall" else {}
-    schedule = job.text("parallelism", "pipeline_parallel_schedule")
-    return layout | ({"overlap_expert_communication": False} if schedule == "DualPipeV" and not beside else {})
+    schedule = config.string("parallelism", "pipeline_parallel_schedule")
+    return layout | ({"overlap_expert_communication": False} if schedule == "DualPipeV" and not overlaps else {})
 
 
-def _training(job: Job, degrees: _Degrees, counts: Sequence[int], *, compiled: bool) -> dict[str, Any]:
-    local = job.whole("training", "local_batch_size")
-    microbatch = job.whole("parallelism", "pipeline_parallel_microbatch_size") if degrees.pp > 1 else local
+def _training_config(
+    config: TorchtitanConfig, degrees: _ParallelDegrees, layer_counts: Sequence[int], *, is_compiled: bool
+) -> dict[str, Any]:
+    local = config.integer("training", "local_batch_size")
+    microbatch = config.integer("parallelism", "pipeline_parallel_microbatch_size") if degrees.pp > 1 else local
     if local % microbatch:
-        raise job.error("training", "local_batch_size", f"{local} is no multiple of microbatches of {microbatch}")
-    batch = job.whole("training", "global_batch_size")
+        raise config.error("training", "local_batch_size", f"{local} is no multiple of microbatches of {microbatch}")
+    batch = config.integer("training", "global_batch_size")
     batch = local * degrees.dp if batch == -1 else batch
-    times, left = divmod(batch, local * degrees.dp)
-    if left or not times:
-        raise job.error(
+    accumulation_steps, remainder = divmod(batch, local * degrees.dp)
+    if remainder or not accumulation_steps:
+        raise config.error(
             "training", "global_batch_size", f"{batch} is no multiple of {local} sequences x {degrees.dp} replicas"
         )
-    if times > 1 and degrees.pp > 1:
-        raise job.error(
+    if accumulation_steps > 1 and degrees.pp > 1:
+        raise config.error(
             "training",
             "global_batch_size",
-            f"a pipeline that is filled and drained {times} times a step is not modelled; write local_batch_size = "
-            f"{local * times}",
+            f"a pipeline that is filled and drained {accumulation_steps} times a step is not modelled; write local_batch_size = "
+            f"{local * accumulation_steps}",
         )
-    early = job.flag("activation_checkpoint", "early_stop") or compiled
+    early_stop = config.boolean("activation_checkpoint", "early_stop") or is_compiled
     training: dict[str, Any] = {
-        "sequence": job.whole("training", "seq_len"),
+        "sequence": config.integer("training", "seq_len"),
         "global_batch": batch,
         "microbatch": microbatch,
-        "precision": _precision(job),
-        "recompute": _recompute(job, counts, early=early),
+        "precision": _precision_config(config),
+        "recompute": _recompute_config(config, layer_counts, early_stop=early_stop),
         "loss": "torch",
-        "fused": compiled,
+        "fused": is_compiled,
     }
-    _require_adam(job)
-    offloads = job.flag("training", "enable_cpu_offload")
+    _require_adam(config)
+    offloads = config.boolean("training", "enable_cpu_offload")
     return training | ({"offload": {"parameters": True}} if offloads else {})
 
 
-def _require_adam(job: Job) -> None:
-    job.word("optimizer", "name", dict.fromkeys(("Adam", "AdamW"), ""))
-    if job.flag("optimizer", "early_step_in_backward"):
-        raise job.error("optimizer", "early_step_in_backward", "an optimizer inside backward is not modelled")
+def _require_adam(config: TorchtitanConfig) -> None:
+    config.choice("optimizer", "name", dict.fromkeys(("Adam", "AdamW"), ""))
+    if config.boolean("optimizer", "early_step_in_backward"):
+        raise config.error("optimizer", "early_step_in_backward", "an optimizer inside backward is not modelled")
 
 
-def _precision(job: Job) -> dict[str, str]:
-    kept = job.word("training", "dtype", _WIDTHS)
-    wide = job.word("training", "mixed_precision_param", _WIDTHS)
-    job.word("training", "mixed_precision_reduce", {"float32": ""})
-    states = {"master": "none", "moments": "bf16"} if kept == "bf16" else {}
-    linear = _converters(job)
-    for item in ("float8", "mx"):
-        if item != linear:
-            job.without_effect(f"quantize.linear.{item}", "recipe_name", "filter_fqns", "emulate", _GATHERED)
-        job.without_effect(f"quantize.grouped_mm.{item}", "recipe_name", "fqns")
+def _precision_config(config: TorchtitanConfig) -> dict[str, str]:
+    parameter_format = config.choice("training", "dtype", _FORMAT_BY_DTYPE)
+    compute_format = config.choice("training", "mixed_precision_param", _FORMAT_BY_DTYPE)
+    config.choice("training", "mixed_precision_reduce", {"float32": ""})
+    states = {"master": "none", "moments": "bf16"} if parameter_format == "bf16" else {}
+    linear = _linear_converter(config)
+    for converter in ("float8", "mx"):
+        if converter != linear:
+            config.mark_irrelevant(
+                f"quantize.linear.{converter}", "recipe_name", "filter_fqns", "emulate", _FLOAT8_GATHER_KEY
+            )
+        config.mark_irrelevant(f"quantize.grouped_mm.{converter}", "recipe_name", "fqns")
     if not linear:
-        return {"compute": "bf16" if kept == "bf16" else wide, **states}
+        return {"compute": "bf16" if parameter_format == "bf16" else compute_format, **states}
     section = f"quantize.linear.{linear}"
-    if not {"output"} <= set(job.words(section, "filter_fqns")) <= set(_WIDE):
-        raise job.error(
-            section, "filter_fqns", f'other layers than ["output"] and {" and ".join(_WIDE[1:])} cannot be left wide'
+    if not {"output"} <= set(config.string_list(section, "filter_fqns")) <= set(_HIGH_PRECISION_MODULES):
+        raise config.error(
+            section,
+            "filter_fqns",
+            f'other layers than ["output"] and {" and ".join(_HIGH_PRECISION_MODULES[1:])} cannot be left wide',
         )
     if linear == "mx":
-        job.word(section, "recipe_name", dict.fromkeys(("mxfp8", "mxfp8_cublas"), ""))
+        config.choice(section, "recipe_name", dict.fromkeys(("mxfp8", "mxfp8_cublas"), ""))
         return {"compute": "mxfp8", **states}
-    named = job.says(section, "recipe_name")
-    recipe = job.word(section, "recipe_name", RECIPES) if named else RECIPES["tensorwise"]
-    gathers = job.flag(section, _GATHERED)
-    if named and gathers:
-        raise job.error(section, _GATHERED, "goes without recipe_name, as the scaling of whole tensors alone has it")
+    has_recipe = config.has_key(section, "recipe_name")
+    recipe = config.choice(section, "recipe_name", RECIPE_BY_NAME) if has_recipe else RECIPE_BY_NAME["tensorwise"]
+    gathers = config.boolean(section, _FLOAT8_GATHER_KEY)
+    if has_recipe and gathers:
+        raise config.error(
+            section, _FLOAT8_GATHER_KEY, "goes without recipe_name, as the scaling of whole tensors alone has it"
+        )
     return {"compute": recipe, **({"gathered": "fp8"} if gathers else {}), **states}
 
 
-def _converters(job: Job) -> str | None:
+def _linear_converter(config: TorchtitanConfig) -> str | None:
     """Whether linear layers are converted to float8 or mx."""
-    asked = job.words("model", "converters")
-    for item in asked:
-        if item not in (*LINEAR, *_GROUPED):
-            raise job.error(
-                "model", "converters", f"{item!r} is not known; {suggest_nearest(item, (*LINEAR, *_GROUPED))}"
+    requested = config.string_list("model", "converters")
+    for converter in requested:
+        if converter not in (*LINEAR_CONVERTERS, *_GROUPED_GEMM_CONVERTERS):
+            raise config.error(
+                "model",
+                "converters",
+                f"{converter!r} is not known; {suggest_nearest(converter, (*LINEAR_CONVERTERS, *_GROUPED_GEMM_CONVERTERS))}",
             )
-    linear = {LINEAR[element] for element in asked if element in LINEAR}
-    grouped = {entry.rpartition(".")[2] for entry in asked if entry in _GROUPED}
+    linear = {LINEAR_CONVERTERS[converter] for converter in requested if converter in LINEAR_CONVERTERS}
+    grouped = {converter.rpartition(".")[2] for converter in requested if converter in _GROUPED_GEMM_CONVERTERS}
     if len(linear | grouped) > 1 or (grouped and not linear):
-        raise job.error("model", "converters", "linear layers and experts are in one format; write quantize.linear's")
+        raise config.error(
+            "model", "converters", "linear layers and experts are in one format; write quantize.linear's"
+        )
     return next(iter(linear), None)
 
 
-def _grouped(job: Job) -> bool:
-    return any(word in _GROUPED for word in job.words("model", "converters"))
+def _converts_grouped_gemm(config: TorchtitanConfig) -> bool:
+    return any(converter in _GROUPED_GEMM_CONVERTERS for converter in config.string_list("model", "converters"))
 
 
-def _recompute(job: Job, counts: Sequence[int], *, early: bool) -> Any:
+def _recompute_config(config: TorchtitanConfig, layer_counts: Sequence[int], *, early_stop: bool) -> Any:
     """Option N recomputes every N-th layer of a stage; the scenario says how many."""
-    modes = {item: item for item in ("none", "full", "selective", "memory_budget")}
-    mode = job.word("activation_checkpoint", "mode", modes)
-    option = job.text("activation_checkpoint", "selective_ac_option")
+    modes = {mode_name: mode_name for mode_name in ("none", "full", "selective", "memory_budget")}
+    mode = config.choice("activation_checkpoint", "mode", modes)
+    option = config.string("activation_checkpoint", "selective_ac_option")
     match mode:
         case "none":
             return "none"
         case "full":
-            return {"mode": "full", "early_stop": early}
+            return {"mode": "full", "early_stop": early_stop}
         case "memory_budget":
-            raise job.error("activation_checkpoint", "mode", "what a compiler drops is not modelled; write selective")
+            raise config.error(
+                "activation_checkpoint", "mode", "what a compiler drops is not modelled; write selective"
+            )
     if option == "op":
-        return {"mode": "selective_op", "early_stop": early}
+        return {"mode": "selective_op", "early_stop": early_stop}
     if not option.isdecimal():
-        raise job.error("activation_checkpoint", "selective_ac_option", f'{option!r} is neither "op" nor such as "2"')
-    every = max(1, int(option))
-    if every == 1:
-        return {"mode": "full", "early_stop": early}
-    many = max(counts) // every
-    return {"layers": many, "early_stop": early} if many else "none"
+        raise config.error(
+            "activation_checkpoint", "selective_ac_option", f'{option!r} is neither "op" nor such as "2"'
+        )
+    interval = max(1, int(option))
+    if interval == 1:
+        return {"mode": "full", "early_stop": early_stop}
+    recomputed_layers = max(layer_counts) // interval
+    return {"layers": recomputed_layers, "early_stop": early_stop} if recomputed_layers else "none"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
-from clustersim.interop.torchtitan_config import Job
+from clustersim.interop.torchtitan_config import TorchtitanConfig
 
 SCHEDULES: Final[Mapping[str, str]] = {
     "1F1B": "1f1b",
@@ -20,41 +20,52 @@ SCHEDULES: Final[Mapping[str, str]] = {
 }
 """Pipeline schedules of torch.distributed.pipelining, and ours."""
 SECTION: Final = "parallelism"
-MODULES: Final = "module_fqns_per_model_part"
-_LONGEST: Final = "pipeline_parallel_layers_per_stage"
-_SCHEDULE: Final = "pipeline_parallel_schedule"
-_CSV: Final = "pipeline_parallel_schedule_csv"
-_ENDS: Final = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
-_SINGLE: Final = ("1f1b", "gpipe")
-_CHUNKED: Final = ("interleaved", "bfs")
+MODULES_KEY: Final = "module_fqns_per_model_part"
+_LAYERS_PER_STAGE_KEY: Final = "pipeline_parallel_layers_per_stage"
+_SCHEDULE_KEY: Final = "pipeline_parallel_schedule"
+_SCHEDULE_CSV_KEY: Final = "pipeline_parallel_schedule_csv"
+_END_LAYER_KEYS: Final = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
+_SINGLE_STAGE: Final = ("1f1b", "gpipe")
+_MULTI_STAGE: Final = ("interleaved", "bfs")
 
 
-def stages_of(job: Job, layers: int, pp: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+def import_pipeline(config: TorchtitanConfig, layers: int, pp: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Layers of each stage of a pipeline, and what `schedule` says; raise InputError for what torchtitan refuses."""
-    name = job.word(SECTION, _SCHEDULE, SCHEDULES)
+    name = config.choice(SECTION, _SCHEDULE_KEY, SCHEDULES)
     if pp == 1:
-        job.without_effect(SECTION, _LONGEST, _CSV, MODULES, *_ENDS, "pipeline_parallel_microbatch_size")
+        config.mark_irrelevant(
+            SECTION,
+            _LAYERS_PER_STAGE_KEY,
+            _SCHEDULE_CSV_KEY,
+            MODULES_KEY,
+            *_END_LAYER_KEYS,
+            "pipeline_parallel_microbatch_size",
+        )
         return (layers,), {}
-    counts = _listed(job, layers) if job.says(SECTION, MODULES) else _counts(job, layers, pp, name)
-    chunks, over = divmod(len(counts), pp)
-    if over:
-        raise job.error(SECTION, MODULES, f"{len(counts)} stages do not go round {pp} pipeline ranks")
-    if listed := job.text(SECTION, _CSV):
-        return counts, {"schedule": listed}
-    if chunks > 1 if name in _SINGLE else chunks != 2 and not (name in _CHUNKED and chunks > 2):
-        asked = job.text(SECTION, _SCHEDULE)
-        raise job.error(SECTION, _SCHEDULE, f"{asked} does not run {chunks} stages on each pipeline rank")
-    if name in _CHUNKED:
+    counts = (
+        _layer_counts_from_modules(config, layers)
+        if config.has_key(SECTION, MODULES_KEY)
+        else _default_layer_counts(config, layers, pp, name)
+    )
+    chunks, remainder = divmod(len(counts), pp)
+    if remainder:
+        raise config.error(SECTION, MODULES_KEY, f"{len(counts)} stages do not go round {pp} pipeline ranks")
+    if csv_file := config.string(SECTION, _SCHEDULE_CSV_KEY):
+        return counts, {"schedule": csv_file}
+    if chunks > 1 if name in _SINGLE_STAGE else chunks != 2 and not (name in _MULTI_STAGE and chunks > 2):
+        torch_name = config.string(SECTION, _SCHEDULE_KEY)
+        raise config.error(SECTION, _SCHEDULE_KEY, f"{torch_name} does not run {chunks} stages on each pipeline rank")
+    if name in _MULTI_STAGE:
         return counts, {"schedule": {name: {"chunks": chunks}}}
     return counts, {} if name == "1f1b" else {"schedule": name}
 
 
-def single(schedule: str) -> bool:
+def is_single_stage(schedule: str) -> bool:
     """Whether a schedule of ours has one stage on each rank."""
-    return schedule in _SINGLE
+    return schedule in _SINGLE_STAGE
 
 
-def dealt(layers: int, stages: int, first: int = 1, last: int = 1) -> tuple[int, ...] | None:
+def torchtitan_layer_split(layers: int, stages: int, first: int = 1, last: int = 1) -> tuple[int, ...] | None:
     """Layers of each stage, where embedding and head count as so many; None where torchtitan refuses.
 
     >>> dealt(32, 4), dealt(126, 4)
@@ -62,48 +73,58 @@ def dealt(layers: int, stages: int, first: int = 1, last: int = 1) -> tuple[int,
     """
     if stages == 1:
         return (layers,)
-    each, more = divmod(layers + first + last, stages)
-    if each < max(1, first, last):
+    base_count, remainder = divmod(layers + first + last, stages)
+    if base_count < max(1, first, last):
         return None
-    counts = [each + (stage < more) for stage in range(stages)]
+    counts = [base_count + (stage < remainder) for stage in range(stages)]
     counts[0] -= first
     counts[-1] -= last
     return tuple(counts)
 
 
-def _counts(job: Job, layers: int, pp: int, name: str) -> tuple[int, ...]:
+def _default_layer_counts(config: TorchtitanConfig, layers: int, pp: int, name: str) -> tuple[int, ...]:
     """As torchtitan deals them."""
-    first, last = (job.whole(SECTION, end, 0) for end in _ENDS)
-    most = job.whole_or_none(SECTION, _LONGEST)
-    stages = pp * (1 if name in _SINGLE else 2) if most is None else ceil((layers + first + last) / most)
+    first, last = (config.integer(SECTION, end, 0) for end in _END_LAYER_KEYS)
+    max_layers = config.optional_integer(SECTION, _LAYERS_PER_STAGE_KEY)
+    stages = (
+        pp * (1 if name in _SINGLE_STAGE else 2) if max_layers is None else ceil((layers + first + last) / max_layers)
+    )
     if stages % pp:
-        raise job.error(SECTION, _LONGEST, f"{most} makes {stages} stages, which do not go round {pp} pipeline ranks")
-    found = dealt(layers, stages, first, last)
-    if found is None:
-        where = "pipeline_parallel_degree" if most is None else _LONGEST
-        raise job.error(SECTION, where, f"{layers} layers and the ends are too few for {stages} stages")
-    return found
+        raise config.error(
+            SECTION,
+            _LAYERS_PER_STAGE_KEY,
+            f"{max_layers} makes {stages} stages, which do not go round {pp} pipeline ranks",
+        )
+    layer_counts = torchtitan_layer_split(layers, stages, first, last)
+    if layer_counts is None:
+        key = "pipeline_parallel_degree" if max_layers is None else _LAYERS_PER_STAGE_KEY
+        raise config.error(SECTION, key, f"{layers} layers and the ends are too few for {stages} stages")
+    return layer_counts
 
 
-def _listed(job: Job, layers: int) -> tuple[int, ...]:
+def _layer_counts_from_modules(config: TorchtitanConfig, layers: int) -> tuple[int, ...]:
     """As each stage lists its modules."""
-    job.without_effect(SECTION, _LONGEST, *_ENDS)
-    parts: Sequence[Sequence[str]] = job.lists(SECTION, MODULES)
-    if [word for part in parts for word in part] != [word for part in modules([layers]) for word in part]:
-        raise job.error(SECTION, MODULES, f"is not tok_embeddings, layers.0 to layers.{layers - 1}, norm and output")
-    return tuple(sum(word.startswith("layers.") for word in part) for part in parts)
+    config.mark_irrelevant(SECTION, _LAYERS_PER_STAGE_KEY, *_END_LAYER_KEYS)
+    stage_modules: Sequence[Sequence[str]] = config.nested_string_list(SECTION, MODULES_KEY)
+    if [module for stage in stage_modules for module in stage] != [
+        module for stage in stage_module_names([layers]) for module in stage
+    ]:
+        raise config.error(
+            SECTION, MODULES_KEY, f"is not tok_embeddings, layers.0 to layers.{layers - 1}, norm and output"
+        )
+    return tuple(sum(module.startswith("layers.") for module in stage) for stage in stage_modules)
 
 
-def modules(counts: Sequence[int]) -> list[list[str]]:
+def stage_module_names(counts: Sequence[int]) -> list[list[str]]:
     """The modules of each stage with so many layers.
 
     >>> modules([1, 2])
     [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'output']]
     """
-    found, at = [], 0
+    stages, first_layer = [], 0
     for count in counts:
-        found.append([f"layers.{number}" for number in range(at, at + count)])
-        at += count
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "output"]
-    return found
+        stages.append([f"layers.{layer}" for layer in range(first_layer, first_layer + count)])
+        first_layer += count
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "output"]
+    return stages

@@ -13,126 +13,151 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from clustersim.lowering.program_builder import Lowering, Pass
-from clustersim.lowering.task_list import buckets
-from clustersim.lowering.units import operations_of
+from clustersim.lowering.program_builder import RankProgramBuilder, StagePass
+from clustersim.lowering.task_list import split_into_buckets
+from clustersim.lowering.units import pass_operations
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, GradientSync, Zero1
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.program.action import FORWARD, ActionKind
 
-_EVERY: Final = GradientSync.EVERY_BACKWARD
-Gathers = tuple[int, ...]
+_PER_MICROBATCH: Final = GradientSync.EVERY_BACKWARD
+GatherTasks = tuple[int, ...]
 """Tasks after which the parameters of a unit are there."""
 
 
 @dataclass(slots=True)
-class Bucketed:
+class BucketedLowering:
     """Runs passes in pieces that end where a bucket is full."""
 
     strategy: DdpStrategy | Zero1
-    _gathered: dict[int, list[Gathers]] = field(default_factory=dict)
-    _awaited: tuple[int, ...] = ()
+    _gathers_by_stage: dict[int, list[GatherTasks]] = field(default_factory=dict)
+    _awaited_reductions: tuple[int, ...] = ()
 
-    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
+    def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Gather the parameters that the previous step updated, in the order in which forward needs them."""
-        if not (self._gathers and self.strategy.overlap):
+        if not (self._shards_parameters and self.strategy.overlap):
             return
         for stage in stages:
-            self._gathered[stage.index] = self._gather(low, stage)
+            self._gathers_by_stage[stage.index] = self._add_gathers(builder, stage)
 
-    def run(self, low: Lowering, run: Pass) -> int:
+    def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
         """One block, or pieces where gathers or full buckets cut it."""
-        if self._awaited:
-            run, self._awaited = Pass(run.stage, run.action, (*run.after, *self._awaited), run.arriving), ()
-        if run.action.kind is FORWARD:
-            return self._forward(low, run)
-        return self._backward(low, run) if self._reduces(low, run) else low.whole(run)
+        if self._awaited_reductions:
+            stage_pass, self._awaited_reductions = (
+                StagePass(
+                    stage_pass.stage,
+                    stage_pass.action,
+                    (*stage_pass.depends_on, *self._awaited_reductions),
+                    stage_pass.input_operations,
+                ),
+                (),
+            )
+        if stage_pass.action.kind is FORWARD:
+            return self._add_forward(builder, stage_pass)
+        return (
+            self._add_backward(builder, stage_pass)
+            if self._reduces_in_pass(builder, stage_pass)
+            else builder.add_full_pass(stage_pass)
+        )
 
-    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if low.sync is not GradientSync.AFTER_BACKWARD:
+        if builder.gradient_sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
-            for group in low.plan.trained_groups:
-                low.reducing += self._reduction(low, group, low.plan.parameter_count(stage, group.name), after)
+            for group in builder.plan.trained_groups:
+                builder.reduction_tasks += self._add_reduction(
+                    builder, group, builder.plan.parameter_count(stage, group.name), last_task
+                )
 
-    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
         """Without overlap, gather the updated parameters at the end of the step."""
-        if not self._gathers or self.strategy.overlap:
+        if not self._shards_parameters or self.strategy.overlap:
             return
         for stage in stages:
-            for group in low.plan.trained_groups:
-                low.gather("gather parameters", [(group, low.plan.parameter_count(stage, group.name))], (after,))
+            for group in builder.plan.trained_groups:
+                builder.gather_parameters(
+                    "gather parameters", [(group, builder.plan.parameter_count(stage, group.name))], (optimizer_task,)
+                )
 
     @property
-    def _gathers(self) -> bool:
+    def _shards_parameters(self) -> bool:
         """Whether parameters are sharded between steps."""
         return self.strategy.zero_stage > 0
 
-    def _reduces(self, low: Lowering, run: Pass) -> bool:
+    def _reduces_in_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
         """Whether gradients are reduced during a backward."""
-        if run.action in low.last:
-            return low.sync is not GradientSync.AFTER_BACKWARD
-        return low.sync is _EVERY and run.action.kind is not ActionKind.INPUT_GRADIENT
+        if stage_pass.action in builder.final_backwards:
+            return builder.gradient_sync is not GradientSync.AFTER_BACKWARD
+        return builder.gradient_sync is _PER_MICROBATCH and stage_pass.action.kind is not ActionKind.INPUT_GRADIENT
 
-    def _reduction(self, low: Lowering, group: ParameterGroup, parameters: int, after: int) -> tuple[int, ...]:
-        return low.reduce("reduce gradients", group, parameters, (after,))
+    def _add_reduction(
+        self, builder: RankProgramBuilder, group: ParameterGroup, parameter_count: int, after: int
+    ) -> tuple[int, ...]:
+        return builder.reduce_gradients("reduce gradients", group, parameter_count, (after,))
 
-    def _gather(self, low: Lowering, stage: PipelineStage) -> list[Gathers]:
+    def _add_gathers(self, builder: RankProgramBuilder, stage: PipelineStage) -> list[GatherTasks]:
         """Issue gathers of whole units, a bucket or more at a time: those after which each unit may run."""
-        units = low.units.of(stage)
-        gathered: list[Gathers] = [()] * len(units)
-        for group in low.plan.trained_groups:
-            waiting, full, size = [], 0, self._bucket(low, stage, group)
-            for place, unit in enumerate(units):
-                waiting.append(place)
-                full += unit.counts.get(group.name, 0)
-                if full >= size or (full and place == len(units) - 1):
-                    tasks = low.gather("gather parameters", [(group, full)], ())
-                    for item in waiting:
-                        gathered[item] += tasks
-                    waiting, full = [], 0
-        return gathered
+        units = builder.units.stage_units(stage)
+        gathers: list[GatherTasks] = [()] * len(units)
+        for group in builder.plan.trained_groups:
+            pending, filled, bucket_size = [], 0, self._bucket_size(builder, stage, group)
+            for index, unit in enumerate(units):
+                pending.append(index)
+                filled += unit.parameters_by_group.get(group.name, 0)
+                if filled >= bucket_size or (filled and index == len(units) - 1):
+                    tasks = builder.gather_parameters("gather parameters", [(group, filled)], ())
+                    for unit_index in pending:
+                        gathers[unit_index] += tasks
+                    pending, filled = [], 0
+        return gathers
 
-    def _forward(self, low: Lowering, run: Pass) -> int:
-        gathered = self._gathered.pop(run.stage.index, None)
-        if gathered is None:
-            return low.whole(run)
-        units = low.units.of(run.stage)
-        task, after, arriving = -1, run.after, run.arriving
-        for begin, end, gathers in _runs(gathered):
-            part = Pass(run.stage, run.action, (*after, *gathers), arriving)
-            operations = operations_of(units[begin:end], ActionKind.FORWARD)
-            task = low.compute(part, (low.units.shape(run.stage), begin, end), operations)
-            after, arriving = (), ()
+    def _add_forward(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
+        unit_gathers = self._gathers_by_stage.pop(stage_pass.stage.index, None)
+        if unit_gathers is None:
+            return builder.add_full_pass(stage_pass)
+        units = builder.units.stage_units(stage_pass.stage)
+        task, depends_on, input_operations = -1, stage_pass.depends_on, stage_pass.input_operations
+        for begin, end, gathers in _unit_ranges(unit_gathers):
+            slice_pass = StagePass(stage_pass.stage, stage_pass.action, (*depends_on, *gathers), input_operations)
+            operations = pass_operations(units[begin:end], ActionKind.FORWARD)
+            task = builder.add_compute(
+                slice_pass, (builder.units.stage_class(stage_pass.stage), begin, end), operations
+            )
+            depends_on, input_operations = (), ()
         return task
 
-    def _backward(self, low: Lowering, run: Pass) -> int:
-        operations = low.units.operations(run.stage, run.action.kind)
-        groups = {group.name: group for group in low.plan.trained_groups}
-        sizes = {name: self._bucket(low, run.stage, group) for name, group in groups.items()}
-        task, after, arriving = -1, run.after, run.arriving
-        for place, (piece, full) in enumerate(buckets(operations, sizes)):
-            part = Pass(run.stage, run.action, after, arriving)
-            task = low.compute(part, (low.units.shape(run.stage), "bucket", place), piece)
-            after, arriving = (), ()
-            for name, parameters in full.items():
-                reduced = self._reduction(low, groups[name], parameters, task)
-                low.reducing += reduced
-                after = () if self.strategy.overlap else reduced
-        self._awaited = after
+    def _add_backward(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
+        operations = builder.units.stage_operations(stage_pass.stage, stage_pass.action.kind)
+        groups = {group.name: group for group in builder.plan.trained_groups}
+        bucket_sizes = {name: self._bucket_size(builder, stage_pass.stage, group) for name, group in groups.items()}
+        task, depends_on, input_operations = -1, stage_pass.depends_on, stage_pass.input_operations
+        for index, (bucket_operations, filled) in enumerate(split_into_buckets(operations, bucket_sizes)):
+            slice_pass = StagePass(stage_pass.stage, stage_pass.action, depends_on, input_operations)
+            task = builder.add_compute(
+                slice_pass, (builder.units.stage_class(stage_pass.stage), "bucket", index), bucket_operations
+            )
+            depends_on, input_operations = (), ()
+            for name, parameter_count in filled.items():
+                reductions = self._add_reduction(builder, groups[name], parameter_count, task)
+                builder.reduction_tasks += reductions
+                depends_on = () if self.strategy.overlap else reductions
+        self._awaited_reductions = depends_on
         return task
 
-    def _bucket(self, low: Lowering, stage: PipelineStage, group: ParameterGroup) -> float:
+    def _bucket_size(self, builder: RankProgramBuilder, stage: PipelineStage, group: ParameterGroup) -> float:
         """Parameters in a bucket of a stage's; Megatron-LM's rule counts dense weights' ranks, for experts, too."""
-        width, ranks = group.formats.gradients.bytes, low.plan.layout.group_size(DP_GROUP)
-        return self.strategy.bucket_bytes(ranks, width, is_first_chunk=low.plan.is_first_chunk(stage)) / width
+        gradient_bytes, dp_size = group.formats.gradients.bytes, builder.plan.layout.group_size(DP_GROUP)
+        return (
+            self.strategy.bucket_bytes(dp_size, gradient_bytes, is_first_chunk=builder.plan.is_first_chunk(stage))
+            / gradient_bytes
+        )
 
 
-def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:
+def _unit_ranges(gathers: Sequence[GatherTasks]) -> list[tuple[int, int, GatherTasks]]:
     """Ranges of neighbouring units that wait for the same gathers: (begin, end, gathers)."""
-    cuts = [place for place in range(1, len(gathers)) if gathers[place] != gathers[place - 1]]
-    edges = [0, *cuts, len(gathers)]
+    boundaries = [index for index in range(1, len(gathers)) if gathers[index] != gathers[index - 1]]
+    edges = [0, *boundaries, len(gathers)]
     return [(begin, end, gathers[begin]) for begin, end in pairwise(edges)]

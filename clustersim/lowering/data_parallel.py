@@ -1,22 +1,22 @@
 """Which lowering does a data-parallel strategy have?"""
 
-from clustersim.lowering.bucketed import Bucketed
-from clustersim.lowering.deepspeed_zero3 import OneByOne
-from clustersim.lowering.fsdp import Sharded
-from clustersim.lowering.program_builder import DataLowering, Plain
+from clustersim.lowering.bucketed import BucketedLowering
+from clustersim.lowering.deepspeed_zero3 import DeepspeedZero3
+from clustersim.lowering.fsdp import FsdpLowering
+from clustersim.lowering.program_builder import DataParallelLowering, NoDataParallelLowering
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, DeepspeedZero3Strategy, FullyShard, Zero1
 from clustersim.parallel.plan import Plan
 
 
-def data_lowering(plan: Plan) -> DataLowering:
+def select_data_lowering(plan: Plan) -> DataParallelLowering:
     """How passes become tasks under the plan's data parallelism."""
     if all(group.dp_size == 1 for group in plan.parameter_groups):
-        return Plain()
+        return NoDataParallelLowering()
     match plan.layout.data:
         case DeepspeedZero3Strategy() as strategy:
-            return OneByOne(strategy)
+            return DeepspeedZero3(strategy)
         case FullyShard() as strategy:
-            return Sharded(strategy)
+            return FsdpLowering(strategy)
         case DdpStrategy() | Zero1() as strategy:
-            return Bucketed(strategy)
-    return Plain()
+            return BucketedLowering(strategy)
+    return NoDataParallelLowering()

@@ -18,8 +18,8 @@ Assumed: one group of parameters, no tensor parallelism inside products; the hos
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from clustersim.lowering.program_builder import Lowering, Pass
-from clustersim.lowering.units import Unit, in_order
+from clustersim.lowering.program_builder import RankProgramBuilder, StagePass
+from clustersim.lowering.units import Unit, execution_order
 from clustersim.model.kernels import Kernel, MatmulLayout, MatmulShape
 from clustersim.model.memory_bound import copy_kernel
 from clustersim.model.transformer import TransformerModel, norm_parameter_count
@@ -28,106 +28,121 @@ from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
 
-_CALLS = 2  # of a loop for each rank: a view, and a copy
+_CALLS_PER_RANK = 2  # of a loop for each rank: a view, and a copy
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterSlice:
     """Operations that use one gathered parameter. name: of its linear layer, or of the unit that has no product."""
 
     name: str
-    elements: int
+    element_count: int
     operations: tuple[Operation, ...]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingSlice:
     """A piece whose parameter is on its way."""
 
-    piece: Piece
+    parameter_slice: ParameterSlice
     key: tuple[int, int]
-    run: Pass
+    stage_pass: StagePass
 
 
 @dataclass
-class OneByOne:
+class DeepspeedZero3:
     """Gathers, runs and reduces parameter by parameter. _gathered: the last gather of all."""
 
     strategy: DeepspeedZero3Strategy
-    _gathered: tuple[int, ...] = ()
-    _pieces: dict[tuple[int, ActionKind], list[Piece]] = field(default_factory=dict)
+    _last_gather: tuple[int, ...] = ()
+    _slice_cache: dict[tuple[int, ActionKind], list[ParameterSlice]] = field(default_factory=dict)
 
-    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
+    def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
 
-    def run(self, low: Lowering, run: Pass) -> int:
+    def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
         """Gather each parameter beside the products of the one before it; return the last compute task."""
-        units = in_order(low.units.of(run.stage), run.action.kind)
-        waiting: _Waiting | None = None
+        units = execution_order(builder.units.stage_units(stage_pass.stage), stage_pass.action.kind)
+        pending: _PendingSlice | None = None
         for unit in units:
-            for place, piece in enumerate(self._of(unit, run.action.kind)):
-                if place == 0 or waiting is None or waiting.piece.name != piece.name:
-                    self._gather(low, piece, run)
-                if waiting is not None:
-                    self._compute(low, waiting)
-                waiting = _Waiting(piece, (id(unit), place), run._replace(after=(*run.after, *self._gathered)))
-        if waiting is not None:
-            self._compute(low, waiting)
-        return low.computed or 0
+            for index, parameter_slice in enumerate(self._slices(unit, stage_pass.action.kind)):
+                if index == 0 or pending is None or pending.parameter_slice.name != parameter_slice.name:
+                    self._add_gather(builder, parameter_slice, stage_pass)
+                if pending is not None:
+                    self._add_compute(builder, pending)
+                pending = _PendingSlice(
+                    parameter_slice,
+                    (id(unit), index),
+                    stage_pass._replace(depends_on=(*stage_pass.depends_on, *self._last_gather)),
+                )
+        if pending is not None:
+            self._add_compute(builder, pending)
+        return builder.last_compute or 0
 
-    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
         """Nothing to do: the backwards have reduced their gradients."""
 
-    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    def _of(self, unit: Unit, kind: ActionKind) -> list[Piece]:
-        if (id(unit), kind) not in self._pieces:
-            self._pieces[id(unit), kind] = [*pieces(unit, kind)]
-        return self._pieces[id(unit), kind]
+    def _slices(self, unit: Unit, kind: ActionKind) -> list[ParameterSlice]:
+        if (id(unit), kind) not in self._slice_cache:
+            self._slice_cache[id(unit), kind] = [*split_by_parameter(unit, kind)]
+        return self._slice_cache[id(unit), kind]
 
-    def _gather(self, low: Lowering, piece: Piece, run: Pass) -> None:
+    def _add_gather(self, builder: RankProgramBuilder, parameter_slice: ParameterSlice, stage_pass: StagePass) -> None:
         """Begin to gather once all that was begun before is done; the host copies the parts one by one."""
-        after = (*self._gathered, *(() if low.computed is None else (low.computed,)))
-        (group, *_) = low.plan.parameter_groups
-        held = [(group, piece.elements)]
-        before, self._gathered = self._gathered, low.gather(f"gather {piece.name}", held, after)
-        self._copy(low, run, piece.elements, before)
+        depends_on = (*self._last_gather, *(() if builder.last_compute is None else (builder.last_compute,)))
+        (group, *_) = builder.plan.parameter_groups
+        parameter_counts = [(group, parameter_slice.element_count)]
+        previous_gather, self._last_gather = (
+            self._last_gather,
+            builder.gather_parameters(f"gather {parameter_slice.name}", parameter_counts, depends_on),
+        )
+        self._add_shard_copies(builder, stage_pass, parameter_slice.element_count, previous_gather)
 
-    def _copy(self, low: Lowering, run: Pass, elements: int, after: tuple[int, ...]) -> None:
+    def _add_shard_copies(
+        self, builder: RankProgramBuilder, stage_pass: StagePass, element_count: int, depends_on: tuple[int, ...]
+    ) -> None:
         """The loop over all ranks' parts of a parameter."""
-        (group, *_) = low.plan.parameter_groups
-        kernel = copy_kernel("copy of all ranks' parts", low.plan.training.recipe.activations, elements)
-        work = WorkType.FORWARD if run.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
-        operation = Operation(replace(kernel, host_calls=_CALLS * group.shard_count), work)
-        low.compute(Pass(run.stage, run.action, after), ("parts", elements, work), (operation,))
+        (group, *_) = builder.plan.parameter_groups
+        kernel = copy_kernel("copy of all ranks' parts", builder.plan.training.recipe.activations, element_count)
+        work_type = WorkType.FORWARD if stage_pass.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
+        operation = Operation(replace(kernel, host_calls=_CALLS_PER_RANK * group.shard_count), work_type)
+        builder.add_compute(
+            StagePass(stage_pass.stage, stage_pass.action, depends_on),
+            ("parts", element_count, work_type),
+            (operation,),
+        )
 
-    def _compute(self, low: Lowering, waiting: _Waiting) -> None:
+    def _add_compute(self, builder: RankProgramBuilder, pending: _PendingSlice) -> None:
         """Run what uses one parameter, and reduce its gradients, each by itself."""
-        piece, run = waiting.piece, waiting.run
-        task = low.compute(run, waiting.key, piece.operations)
-        (group, *_) = low.plan.parameter_groups
-        for elements in gradients(piece.operations, low.plan.model):
-            self._copy(low, run, elements, ())
-            low.reducing += low.reduce(f"reduce {piece.name}", group, elements, (task,))
+        parameter_slice, run = pending.parameter_slice, pending.stage_pass
+        task = builder.add_compute(run, pending.key, parameter_slice.operations)
+        (group, *_) = builder.plan.parameter_groups
+        for element_count in gradient_sizes(parameter_slice.operations, builder.plan.model):
+            self._add_shard_copies(builder, run, element_count, ())
+            builder.reduction_tasks += builder.reduce_gradients(
+                f"reduce {parameter_slice.name}", group, element_count, (task,)
+            )
 
 
-def pieces(unit: Unit, kind: ActionKind) -> Iterator[Piece]:
+def split_by_parameter(unit: Unit, kind: ActionKind) -> Iterator[ParameterSlice]:
     """A unit's pass, cut before each product that needs another parameter than the one before it."""
-    begin, name, elements = 0, unit.name, 0
+    begin, name, element_count = 0, unit.name, 0
     operations = unit.operations(kind)
-    for place, operation in enumerate(operations):
-        found = _matrix(operation.kernel)
-        if found is None or (found[0] == name and operation.work_type is operations[begin].work_type):
+    for index, operation in enumerate(operations):
+        matrix = _weight_matrix(operation.kernel)
+        if matrix is None or (matrix[0] == name and operation.work_type is operations[begin].work_type):
             continue
-        if elements:
-            yield Piece(name, elements, operations[begin:place])
-            begin = place
-        name, elements = found
-    yield Piece(name, elements or unit.parameters, operations[begin:])
+        if element_count:
+            yield ParameterSlice(name, element_count, operations[begin:index])
+            begin = index
+        name, element_count = matrix
+    yield ParameterSlice(name, element_count or unit.parameter_count, operations[begin:])
 
 
-def _matrix(kernel: Kernel | None) -> tuple[str, int] | None:
+def _weight_matrix(kernel: Kernel | None) -> tuple[str, int] | None:
     """The linear layer whose parameter a kernel reads, and its elements."""
     match kernel:
         case Kernel(shape=MatmulShape(n=n, k=k, batch=1, operands=MatmulLayout.NT | MatmulLayout.NN)):
@@ -135,17 +150,17 @@ def _matrix(kernel: Kernel | None) -> tuple[str, int] | None:
     return None
 
 
-def gradients(operations: Sequence[Operation], model: TransformerModel) -> Iterator[int]:
+def gradient_sizes(operations: Sequence[Operation], model: TransformerModel) -> Iterator[int]:
     """Elements of each gradient that operations complete: matrices and biases, both vectors of layer norms, tables."""
-    matrix = 0
+    matrix_elements = 0
     for operation in operations:
         match operation.kernel:
             case Kernel(shape=MatmulShape(m=m, n=n, batch=1, operands=MatmulLayout.TN)):
-                matrix = m * n
+                matrix_elements = m * n
         if operation.gradient_count:
-            half = operation.gradient_count // 2
-            first = matrix or (
-                half if operation.gradient_count == norm_parameter_count(model) == 2 * model.hidden else 0
+            half_count = operation.gradient_count // 2
+            first_size = matrix_elements or (
+                half_count if operation.gradient_count == norm_parameter_count(model) == 2 * model.hidden else 0
             )
-            yield from (item for item in (first, operation.gradient_count - first) if item)
-            matrix = 0
+            yield from (size for size in (first_size, operation.gradient_count - first_size) if size)
+            matrix_elements = 0

@@ -19,9 +19,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from clustersim.lowering.program_builder import Held, Lowering, Pass
-from clustersim.lowering.task_list import moved
-from clustersim.lowering.units import Unit, in_order
+from clustersim.lowering.program_builder import ParameterCounts, RankProgramBuilder, StagePass
+from clustersim.lowering.task_list import shift_task_ids
+from clustersim.lowering.units import Unit, execution_order
 from clustersim.model.memory_bound import copy_kernel
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage
@@ -29,17 +29,17 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
 
 
-class _Made(NamedTuple):
+class _LoweredPass(NamedTuple):
     """What a pass was lowered to. computed: its last compute task; awaited: reductions that the next unit waits for."""
 
     tasks: range
-    computed: int
-    reducing: tuple[int, ...]
-    awaited: tuple[int, ...]
+    last_compute: int
+    reduction_tasks: tuple[int, ...]
+    awaited_reductions: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Sharded:
+class FsdpLowering:
     """Gathers, runs and reduces unit by unit.
 
     _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for; _copied:
@@ -47,121 +47,158 @@ class Sharded:
     """
 
     strategy: FullyShard
-    _kept: set[int] = field(default_factory=set)
-    _awaited: tuple[int, ...] = ()
-    _copied: dict[tuple[int, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
-    _made: dict[Hashable, _Made] = field(default_factory=dict)
+    _unsharded_stages: set[int] = field(default_factory=set)
+    _awaited_reductions: tuple[int, ...] = ()
+    _copy_cache: dict[tuple[int, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
+    _pass_cache: dict[Hashable, _LoweredPass] = field(default_factory=dict)
 
-    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
+    def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
 
-    def run(self, low: Lowering, run: Pass) -> int:
+    def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
-        if low.cuts:
-            self._unit_by_unit(low, run)
-        elif self._awaited or self._gathers(low, run) or self._reduces(low, run):
-            self._as_before(low, run)
+        if builder.splits_passes:
+            self._lower_units(builder, stage_pass)
+        elif (
+            self._awaited_reductions
+            or self._gathers_parameters(builder, stage_pass)
+            or self._reduces_gradients(builder, stage_pass)
+        ):
+            self._lower_cached(builder, stage_pass)
         else:
-            low.one_by_one(run)
-        if self.strategy.keeps_unsharded(is_pipelined=low.plan.layout.is_pipelined):
-            self._kept.add(run.stage.index)
-        return low.computed or 0
+            builder.add_units(stage_pass)
+        if self.strategy.keeps_unsharded(is_pipelined=builder.plan.layout.is_pipelined):
+            self._unsharded_stages.add(stage_pass.stage.index)
+        return builder.last_compute or 0
 
-    def _as_before(self, low: Lowering, run: Pass) -> None:
+    def _lower_cached(self, builder: RankProgramBuilder, stage_pass: StagePass) -> None:
         """Lower a pass as one whose tasks depend on the same, but for where they begin and for the microbatch."""
-        now, action = len(low.tasks), run.action
-        kept, last = action.stage in self._kept, action in low.last
-        computed = None if low.computed is None else low.computed - now
-        key = action.stage, action.kind, kept, last, computed, moved(run.after, -now), moved(self._awaited, -now)
-        if key not in self._made:
-            reduced = len(low.reducing)
-            self._unit_by_unit(low, run)
-            tasks, reducing = range(now, len(low.tasks)), tuple(low.reducing[reduced:])
-            self._made[key] = _Made(tasks, low.computed or 0, reducing, self._awaited)
+        first_task, action = len(builder.tasks), stage_pass.action
+        is_unsharded, is_final = action.stage in self._unsharded_stages, action in builder.final_backwards
+        compute_offset = None if builder.last_compute is None else builder.last_compute - first_task
+        key = (
+            action.stage,
+            action.kind,
+            is_unsharded,
+            is_final,
+            compute_offset,
+            shift_task_ids(stage_pass.depends_on, -first_task),
+            shift_task_ids(self._awaited_reductions, -first_task),
+        )
+        if key not in self._pass_cache:
+            reduction_count = len(builder.reduction_tasks)
+            self._lower_units(builder, stage_pass)
+            tasks, reduction_tasks = (
+                range(first_task, len(builder.tasks)),
+                tuple(builder.reduction_tasks[reduction_count:]),
+            )
+            self._pass_cache[key] = _LoweredPass(
+                tasks, builder.last_compute or 0, reduction_tasks, self._awaited_reductions
+            )
         else:
-            self._again(low, run, self._made[key])
+            self._replay_pass(builder, stage_pass, self._pass_cache[key])
 
-    def _unit_by_unit(self, low: Lowering, run: Pass) -> None:
+    def _lower_units(self, builder: RankProgramBuilder, stage_pass: StagePass) -> None:
         """Lower a pass with the gathers and reductions of its units between them."""
-        units, kind = in_order(low.units.of(run.stage), run.action.kind), run.action.kind
-        gathers, reduces = self._gathers(low, run), self._reduces(low, run)
-        wanted = [gathers and (kind is ActionKind.FORWARD or not unit.head) for unit in units]
+        units, kind = (
+            execution_order(builder.units.stage_units(stage_pass.stage), stage_pass.action.kind),
+            stage_pass.action.kind,
+        )
+        gathers, reduces = self._gathers_parameters(builder, stage_pass), self._reduces_gradients(builder, stage_pass)
+        needs_gather = [gathers and (kind is ActionKind.FORWARD or not unit.is_head) for unit in units]
         gathered: dict[int, tuple[int, ...]] = {}
         issued = 0
-        for place, unit in enumerate(units):
-            while issued < min(len(units), place + 1 + self.strategy.prefetch_depth):
-                if wanted[issued]:
-                    gathered[issued] = self._gather(low, units[issued], kind)
+        for index, unit in enumerate(units):
+            while issued < min(len(units), index + 1 + self.strategy.prefetch_depth):
+                if needs_gather[issued]:
+                    gathered[issued] = self._add_gather(builder, units[issued], kind)
                 issued += 1
-            own = (*gathered.get(place, ()), *self._awaited)
-            self._awaited = ()
-            part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
-            copied = self._copies(low, unit, run) if wanted[place] else ()
-            task = low.unit(part if place == 0 else Pass(run.stage, run.action, own), unit, copied)
+            depends_on = (*gathered.get(index, ()), *self._awaited_reductions)
+            self._awaited_reductions = ()
+            unit_pass = StagePass(
+                stage_pass.stage, stage_pass.action, (*stage_pass.depends_on, *depends_on), stage_pass.input_operations
+            )
+            copy_operations = self._copy_out(builder, unit, stage_pass) if needs_gather[index] else ()
+            task = builder.add_unit(
+                unit_pass if index == 0 else StagePass(stage_pass.stage, stage_pass.action, depends_on),
+                unit,
+                copy_operations,
+            )
             if reduces:
-                self._reduce(low, run, unit, task)
+                self._add_reduction(builder, stage_pass, unit, task)
 
-    def _again(self, low: Lowering, run: Pass, made: _Made) -> None:
+    def _replay_pass(self, builder: RankProgramBuilder, stage_pass: StagePass, lowered: _LoweredPass) -> None:
         """Lower a pass as one before it was."""
-        further = low.tasks.again(made.tasks, run.action)
-        low.computed = made.computed + further
-        low.reducing += moved(made.reducing, further)
-        self._awaited = moved(made.awaited, further)
+        offset = builder.tasks.copy_tasks(lowered.tasks, stage_pass.action)
+        builder.last_compute = lowered.last_compute + offset
+        builder.reduction_tasks += shift_task_ids(lowered.reduction_tasks, offset)
+        self._awaited_reductions = shift_task_ids(lowered.awaited_reductions, offset)
 
-    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
         """Nothing to do: the backwards have reduced their gradients."""
 
-    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    def _gathers(self, low: Lowering, run: Pass) -> bool:
+    def _gathers_parameters(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
         """Whether a pass gathers its units' parameters, backward all but the head's."""
-        kind = run.action.kind
-        if run.stage.index in self._kept or kind is ActionKind.WEIGHT_GRADIENT:
+        kind = stage_pass.action.kind
+        if stage_pass.stage.index in self._unsharded_stages or kind is ActionKind.WEIGHT_GRADIENT:
             return False
         return kind is ActionKind.FORWARD or self.strategy.reshards_parameters(
-            is_pipelined=low.plan.layout.is_pipelined
+            is_pipelined=builder.plan.layout.is_pipelined
         )
 
-    def _gather(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
-        after = () if low.computed is None else (low.computed,)
-        again = kind is not ActionKind.FORWARD
-        return low.gather(f"gather {unit.name}", _held(low, unit), after, again=again)
+    def _add_gather(self, builder: RankProgramBuilder, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
+        depends_on = () if builder.last_compute is None else (builder.last_compute,)
+        is_regather = kind is not ActionKind.FORWARD
+        return builder.gather_parameters(
+            f"gather {unit.name}", _unit_parameters(builder, unit), depends_on, is_regather=is_regather
+        )
 
-    def _reduce(self, low: Lowering, run: Pass, unit: Unit, task: int) -> None:
+    def _add_reduction(self, builder: RankProgramBuilder, stage_pass: StagePass, unit: Unit, task: int) -> None:
         """Reduce the gradients of a unit, which are there after a task."""
-        last = run.action in low.last or self.strategy.all_reduce is ReductionFrequency.PER_MICROBATCH
+        is_final = (
+            stage_pass.action in builder.final_backwards
+            or self.strategy.all_reduce is ReductionFrequency.PER_MICROBATCH
+        )
         reductions: tuple[int, ...] = ()
-        for item in _held(low, unit):
-            reductions += low.reduce(f"reduce {unit.name}", *item, (task,), across=last)
-        low.reducing += reductions
-        self._awaited = reductions if self.strategy.waits_for_reduction else ()
+        for unit_parameter in _unit_parameters(builder, unit):
+            reductions += builder.reduce_gradients(
+                f"reduce {unit.name}", *unit_parameter, (task,), across_replicas=is_final
+            )
+        builder.reduction_tasks += reductions
+        self._awaited_reductions = reductions if self.strategy.waits_for_reduction else ()
 
-    def _reduces(self, low: Lowering, run: Pass) -> bool:
+    def _reduces_gradients(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
         """Whether gradients are reduced during a pass."""
-        if run.action.kind not in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
+        if stage_pass.action.kind not in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             return False
-        every = low.sync is GradientSync.EVERY_BACKWARD
-        return every or run.action in low.last
+        reduces_per_microbatch = builder.gradient_sync is GradientSync.EVERY_BACKWARD
+        return reduces_per_microbatch or stage_pass.action in builder.final_backwards
 
-    def _copies(self, low: Lowering, unit: Unit, run: Pass) -> tuple[Operation, ...]:
+    def _copy_out(self, builder: RankProgramBuilder, unit: Unit, stage_pass: StagePass) -> tuple[Operation, ...]:
         """The copy of what a pass has gathered into the parameters' own memory, if there is one."""
         if not self.strategy.copies:
             return ()
-        work = WorkType.FORWARD if run.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
-        key = id(unit), work
-        if key not in self._copied:
-            self._copied[key] = self._copy(low, unit, work)
-        return self._copied[key]
+        work_type = WorkType.FORWARD if stage_pass.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
+        key = id(unit), work_type
+        if key not in self._copy_cache:
+            self._copy_cache[key] = self._copy_operation(builder, unit, work_type)
+        return self._copy_cache[key]
 
-    def _copy(self, low: Lowering, unit: Unit, work: WorkType) -> tuple[Operation, ...]:
-        dtype = low.plan.training.recipe.activations
-        held = ((group, count) for group, count in _held(low, unit) if group.shard_count > 1)
-        gathered = sum(count * group.formats.gathered.bytes for group, count in held)
-        elements = int(gathered / dtype.bytes)
-        return (Operation(copy_kernel(f"copy {unit.name}", dtype, elements), work),)
+    def _copy_operation(self, builder: RankProgramBuilder, unit: Unit, work_type: WorkType) -> tuple[Operation, ...]:
+        dtype = builder.plan.training.recipe.activations
+        sharded_counts = ((group, count) for group, count in _unit_parameters(builder, unit) if group.shard_count > 1)
+        gathered_bytes = sum(count * group.formats.gathered.bytes for group, count in sharded_counts)
+        elements = int(gathered_bytes / dtype.bytes)
+        return (Operation(copy_kernel(f"copy {unit.name}", dtype, elements), work_type),)
 
 
-def _held(low: Lowering, unit: Unit) -> Held:
+def _unit_parameters(builder: RankProgramBuilder, unit: Unit) -> ParameterCounts:
     """The groups of which a unit has parameters, and how many."""
-    return [(group, count) for group in low.plan.parameter_groups if (count := unit.counts.get(group.name, 0))]
+    return [
+        (group, count)
+        for group in builder.plan.parameter_groups
+        if (count := unit.parameters_by_group.get(group.name, 0))
+    ]

@@ -28,57 +28,60 @@ from clustersim.program.task import CommOp, Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class OverlapPhase:
     """What a pass computes, then sends, and what it computes beside that without waiting for it."""
 
-    computes: tuple[Operation, ...]
-    sends: tuple[CommOp, ...]
-    late: tuple[Operation, ...]
+    compute: tuple[Operation, ...]
+    comm_ops: tuple[CommOp, ...]
+    deferred_wgrad: tuple[Operation, ...]
 
 
-def legs(operations: Sequence[Operation]) -> Iterator[Leg]:
+def split_overlap_phases(operations: Sequence[Operation]) -> Iterator[OverlapPhase]:
     """Cut operations behind everything that travels."""
     begin = 0
     while begin < len(operations):
-        sends = _while(operations, begin, lambda each: each.moe_comm is None and not each.deferred_wgrad)
-        late = _while(operations, sends, lambda each: each.moe_comm is not None)
-        end = _while(operations, late, lambda each: each.deferred_wgrad)
-        travels = (operation.moe_comm for operation in operations[sends:late])
-        sent = tuple(travel for travel in travels if travel is not None)
-        yield Leg(tuple(operations[begin:sends]), sent, tuple(operations[late:end]))
+        comm_begin = _first_not(operations, begin, lambda each: each.moe_comm is None and not each.deferred_wgrad)
+        deferred_begin = _first_not(operations, comm_begin, lambda each: each.moe_comm is not None)
+        end = _first_not(operations, deferred_begin, lambda each: each.deferred_wgrad)
+        moe_comms = (operation.moe_comm for operation in operations[comm_begin:deferred_begin])
+        comm_ops = tuple(moe_comm for moe_comm in moe_comms if moe_comm is not None)
+        yield OverlapPhase(tuple(operations[begin:comm_begin]), comm_ops, tuple(operations[deferred_begin:end]))
         begin = end
 
 
-def put_off(units: Sequence[Unit]) -> tuple[Operation, ...]:
+def defer_weight_gradients(units: Sequence[Unit]) -> tuple[Operation, ...]:
     """A backward through units, given in model order, whose weights' gradients are behind what is sent next."""
     operations: list[Operation] = []
-    waiting: list[Operation] = []
+    pending: list[Operation] = []
     for unit in reversed(units):
-        experts, others = _weights(unit)
-        inputs = unit.inputs
-        last = max((place for place, item in enumerate(inputs) if item.moe_comm is not None), default=-1)
-        for place, operation in enumerate(inputs):
+        experts, dense = _deferred_weight_gradients(unit)
+        inputs = unit.input_gradients
+        last_comm = max((index for index, item in enumerate(inputs) if item.moe_comm is not None), default=-1)
+        for index, operation in enumerate(inputs):
             operations.append(operation)
-            if operation.moe_comm is None or (place + 1 < len(inputs) and inputs[place + 1].moe_comm is not None):
+            if operation.moe_comm is None or (index + 1 < len(inputs) and inputs[index + 1].moe_comm is not None):
                 continue
-            operations += waiting + (experts if place == last else [])
-            waiting = []
-        waiting += others if last >= 0 else [*experts, *others]
-    return (*operations, *waiting)
+            operations += pending + (experts if index == last_comm else [])
+            pending = []
+        pending += dense if last_comm >= 0 else [*experts, *dense]
+    return (*operations, *pending)
 
 
-def _weights(unit: Unit) -> tuple[list[Operation], list[Operation]]:
+def _deferred_weight_gradients(unit: Unit) -> tuple[list[Operation], list[Operation]]:
     """A unit's gradients of weights as what is put off: those of experts, and the others."""
-    kinds: tuple[list[Operation], list[Operation]] = [], []
+    by_kind: tuple[list[Operation], list[Operation]] = [], []
     begin = 0
-    for place, operation in enumerate(unit.weights):
-        if operation.gradient_count or place + 1 == len(unit.weights):
-            part = (replace(weight, deferred_wgrad=True) for weight in unit.weights[begin : place + 1])
-            kinds[operation.parameter_group != EXPERTS].extend(part)
-            begin = place + 1
-    return kinds
+    for index, operation in enumerate(unit.weight_gradients):
+        if operation.gradient_count or index + 1 == len(unit.weight_gradients):
+            deferred = (
+                replace(weight_gradient, deferred_wgrad=True)
+                for weight_gradient in unit.weight_gradients[begin : index + 1]
+            )
+            by_kind[operation.parameter_group != EXPERTS].extend(deferred)
+            begin = index + 1
+    return by_kind
 
 
-def _while(operations: Sequence[Operation], begin: int, goes_on: Callable[[Operation], bool]) -> int:
+def _first_not(operations: Sequence[Operation], begin: int, predicate: Callable[[Operation], bool]) -> int:
     """The first place from `begin` on whose operation is another."""
-    return next((at for at in range(begin, len(operations)) if not goes_on(operations[at])), len(operations))
+    return next((index for index in range(begin, len(operations)) if not predicate(operations[index])), len(operations))

@@ -35,56 +35,63 @@ _STREAMS: Final = {
 
 
 @dataclass(slots=True)
-class HostTasks:
+class HostTaskIssuer:
     """What one rank copies to and from its host, and has it compute. buffers: of activations, on the device."""
 
     tasks: TaskList
-    buffers: int = 0
-    _free: list[tuple[int, ...]] = field(init=False)
-    _there: dict[tuple[int, int], list[int]] = field(init=False, default_factory=dict)
+    buffer_count: int = 0
+    _free_buffers: list[tuple[int, ...]] = field(init=False)
+    _offload_tasks: dict[tuple[int, int], list[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._free = [()] * self.buffers
+        self._free_buffers = [()] * self.buffer_count
 
-    def run(self, what: HostOpKind, name: str, size: Bytes, after: Sequence[int]) -> int:
+    def add_host_op(self, kind: HostOpKind, name: str, size_bytes: Bytes, depends_on: Sequence[int]) -> int:
         """Add a copy, or work of the CPU, of so many bytes; return its number."""
-        exchange = HostOp(name, CollectiveType.SEND_RECV, HOST_GROUP.name, size, what)
-        return self.tasks.add(_STREAMS[what], CollectiveTask(exchange, tuple(after)))
+        host_op = HostOp(name, CollectiveType.SEND_RECV, HOST_GROUP.name, size_bytes, kind)
+        return self.tasks.add(_STREAMS[kind], CollectiveTask(host_op, tuple(depends_on)))
 
-    def before(self, action: Action, operations: Sequence[Operation]) -> tuple[int, ...]:
+    def slice_inputs(self, action: Action, operations: Sequence[Operation]) -> tuple[int, ...]:
         """What a piece of a pass waits for: its activations, or room for those that it will keep."""
         if operations and operations[0].h2d_bytes:
-            there = self._there[action.stage, action.microbatch].pop()
-            return (self.run(HostOpKind.H2D, "fetch activations", operations[0].h2d_bytes, (there, *self._room())),)
-        return self._room() if operations and operations[-1].d2h_bytes else ()
+            offload_task = self._offload_tasks[action.stage, action.microbatch].pop()
+            return (
+                self.add_host_op(
+                    HostOpKind.H2D,
+                    "fetch activations",
+                    operations[0].h2d_bytes,
+                    (offload_task, *self._acquire_buffer()),
+                ),
+            )
+        return self._acquire_buffer() if operations and operations[-1].d2h_bytes else ()
 
-    def after(self, action: Action, operations: Sequence[Operation], task: int) -> Iterator[int]:
+    def add_offloads(self, action: Action, operations: Sequence[Operation], task: int) -> Iterator[int]:
         """Copy out what a piece of a pass, done as `task`, has left, and note which buffers are free.
 
         Yield copies of gradients.
         """
-        if self.buffers and any(operation.is_last_use for operation in operations):
-            self._free.append((task,))
+        if self.buffer_count and any(operation.is_last_use for operation in operations):
+            self._free_buffers.append((task,))
         if operations and operations[-1].d2h_bytes:
-            copy = self.run(HostOpKind.D2H, "offload activations", operations[-1].d2h_bytes, (task,))
-            self._there.setdefault((action.stage, action.microbatch), []).append(copy)
-            self._free.append((copy,))
+            copy_task = self.add_host_op(HostOpKind.D2H, "offload activations", operations[-1].d2h_bytes, (task,))
+            self._offload_tasks.setdefault((action.stage, action.microbatch), []).append(copy_task)
+            self._free_buffers.append((copy_task,))
         if operations and operations[-1].gradient_d2h_bytes:
-            yield self.run(HostOpKind.D2H, "offload gradients", operations[-1].gradient_d2h_bytes, (task,))
+            yield self.add_host_op(HostOpKind.D2H, "offload gradients", operations[-1].gradient_d2h_bytes, (task,))
 
-    def _room(self) -> tuple[int, ...]:
-        return self._free.pop(0)
+    def _acquire_buffer(self) -> tuple[int, ...]:
+        return self._free_buffers.pop(0)
 
 
-def pieces(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
+def split_at_host_copies(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
     """Cut operations before each that fetches activations and after each that saves some, or whose gradients leave."""
     begin = 0
-    for place, operation in enumerate(operations):
-        if operation.h2d_bytes and place > begin:
-            yield tuple(operations[begin:place])
-            begin = place
+    for index, operation in enumerate(operations):
+        if operation.h2d_bytes and index > begin:
+            yield tuple(operations[begin:index])
+            begin = index
         if operation.d2h_bytes or operation.gradient_d2h_bytes:
-            yield tuple(operations[begin : place + 1])
-            begin = place + 1
+            yield tuple(operations[begin : index + 1])
+            begin = index + 1
     if begin < len(operations) or not operations:
         yield tuple(operations[begin:])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from clustersim.lowering.program_builder import Lowering, Pass
+from clustersim.lowering.program_builder import RankProgramBuilder, StagePass
 from clustersim.model import batch_transfer, gradient_kernels, memory_bound, quantization
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.operators import LayerOperators, Operator, ParallelRegion
@@ -25,110 +25,120 @@ from clustersim.program.action import FORWARD
 from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
 LOSS_BYTES: Final = 4.0  # one fp32 number
-_TENSORS: Final = 2  # of a LayerNorm: weight and bias
+_TENSORS_PER_NORM: Final = 2  # of a LayerNorm: weight and bias
 
 
-def zero_gradients(low: Lowering, stages: Sequence[PipelineStage]) -> None:
+def add_gradient_zeroing(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
     """Set the buffers of gradients to zero."""
-    plan = low.plan
-    parts = plan.layout.data.zero_stage > 1 and not plan.accumulates_full_gradients
+    plan = builder.plan
+    is_sharded = plan.layout.data.zero_stage > 1 and not plan.accumulates_full_gradients
     kernels: list[Kernel] = []
     for group in plan.trained_groups:
-        held = sum(plan.parameter_count(stage, group.name) for stage in stages)
+        parameter_count = sum(plan.parameter_count(stage, group.name) for stage in stages)
         kernels += gradient_kernels.zero_gradient_kernels(
-            plan.with_weight_formats(group.formats), held / (group.shard_count if parts else 1)
+            plan.with_weight_formats(group.formats), parameter_count / (group.shard_count if is_sharded else 1)
         )
     if kernels:
-        low.beside("zero gradients", _optimizing(kernels), ())
+        builder.add_standalone("zero gradients", _optimizer_operations(kernels), ())
 
 
-def cast_weights(low: Lowering, stages: Sequence[PipelineStage]) -> None:
+def add_weight_casts(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
     """Make the copies of weights that products read in this step."""
-    matrices = (
+    element_counts = (
         operator.cached_cast_elements
         for stage in stages
-        for unit in low.plan.stage_units(stage)
+        for unit in builder.plan.stage_units(stage)
         for operator in unit.operators
     )
-    kernels = quantization.weight_cast_kernels(low.plan.training.recipe, matrices)
+    kernels = quantization.weight_cast_kernels(builder.plan.training.recipe, element_counts)
     if kernels:
-        low.beside("cast weights", _optimizing(kernels), ())
+        builder.add_standalone("cast weights", _optimizer_operations(kernels), ())
 
 
-def take_batch(low: Lowering, run: Pass) -> Pass:
+def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
     """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
-    training, ends = low.plan.training, run.stage.has_embedding or run.stage.has_head
-    if run.action.kind is not FORWARD or not (ends or training.overheads.batches is BatchTransfer.PACKED):
-        return run
+    training, needs_tokens = builder.plan.training, stage_pass.stage.has_embedding or stage_pass.stage.has_head
+    if stage_pass.action.kind is not FORWARD or not (
+        needs_tokens or training.overheads.batches is BatchTransfer.PACKED
+    ):
+        return stage_pass
     kernels = batch_transfer.batch_kernels(training)
     if not kernels:
-        return run
-    sent = batch_transfer.broadcast_sizes(training) if low.plan.layout.tp > 1 else ()
-    broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TP_GROUP.name, size) for size in sent]
-    does: list[CommOp | Kernel] = [*broadcasts, *kernels]
-    operations = [Operation(doe, WorkType.FORWARD) for doe in does]
-    task = low.beside("batch", operations, run.after)
-    return Pass(run.stage, run.action, (*run.after, task), run.arriving)
+        return stage_pass
+    broadcast_bytes = batch_transfer.broadcast_sizes(training) if builder.plan.layout.tp > 1 else ()
+    broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TP_GROUP.name, size) for size in broadcast_bytes]
+    bodies: list[CommOp | Kernel] = [*broadcasts, *kernels]
+    operations = [Operation(body, WorkType.FORWARD) for body in bodies]
+    task = builder.add_standalone("batch", operations, stage_pass.depends_on)
+    return StagePass(stage_pass.stage, stage_pass.action, (*stage_pass.depends_on, task), stage_pass.input_operations)
 
 
-def report_loss(low: Lowering, run: Pass, done: int) -> tuple[int, ...]:
+def add_microbatch_loss(builder: RankProgramBuilder, stage_pass: StagePass, last_task: int) -> tuple[int, ...]:
     """Average the loss of a microbatch, if that is done; return what the next pass waits for because of it."""
-    if not run.stage.has_head or run.action.kind is not FORWARD:
+    if not stage_pass.stage.has_head or stage_pass.action.kind is not FORWARD:
         return ()
-    return _average_loss(low, done) if low.plan.training.overheads.loss is LossReport.MICROBATCH else ()
+    return (
+        _add_loss_average(builder, last_task) if builder.plan.training.overheads.loss is LossReport.MICROBATCH else ()
+    )
 
 
-def report_step(low: Lowering, stages: Sequence[PipelineStage], done: int) -> None:
+def add_step_loss(builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
     """Average the loss of a step behind its last task, if that is done."""
-    if low.plan.training.overheads.loss is LossReport.STEP and any(stage.has_head for stage in stages):
-        _average_loss(low, done)
+    if builder.plan.training.overheads.loss is LossReport.STEP and any(stage.has_head for stage in stages):
+        _add_loss_average(builder, last_task)
 
 
-def _average_loss(low: Lowering, done: int) -> tuple[int, ...]:
-    if low.plan.layout.group_size(DP_GROUP) == 1:
+def _add_loss_average(builder: RankProgramBuilder, last_task: int) -> tuple[int, ...]:
+    if builder.plan.layout.group_size(DP_GROUP) == 1:
         return ()
-    return (low.communicate(CommOp("average loss", CollectiveType.ALL_REDUCE, DP_GROUP.name, LOSS_BYTES), (done,)),)
+    return (
+        builder.add_dp_collective(
+            CommOp("average loss", CollectiveType.ALL_REDUCE, DP_GROUP.name, LOSS_BYTES), (last_task,)
+        ),
+    )
 
 
-def sum_norms(low: Lowering, stages: Sequence[PipelineStage]) -> None:
+def add_norm_gradient_sync(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
     """Sum gradients of norms, and of biases behind row-parallel products, over the ranks that split the sequence."""
-    plan = low.plan
+    plan = builder.plan
     if not (plan.training.overheads.norm_sums and plan.layout.sequence_parallel and plan.layout.tp > 1):
         return
-    found = [count for stage in stages for unit in plan.stage_units(stage) for count in _split(unit)]
-    if found:
-        low.reducing.append(low.beside("sum norms", _flat_sum(low, found), tuple(low.reducing)))
+    counts = [count for stage in stages for unit in plan.stage_units(stage) for count in _partial_gradients(unit)]
+    if counts:
+        builder.reduction_tasks.append(
+            builder.add_standalone("sum norms", _flattened_all_reduce(builder, counts), tuple(builder.reduction_tasks))
+        )
 
 
-def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operation]:
+def _flattened_all_reduce(builder: RankProgramBuilder, counts: Sequence[tuple[int, int]]) -> list[Operation]:
     """An all-reduce of tensors in one buffer. counts: elements and tensors of each operator."""
-    dtype = low.plan.training.recipe.weight_formats.gradients
-    elements, tensors = (sum(item) for item in zip(*counts, strict=True))
-    flat, apart = (
+    dtype = builder.plan.training.recipe.weight_formats.gradients
+    elements, tensors = (sum(copy_back) for copy_back in zip(*counts, strict=True))
+    flatten, unflatten = (
         memory_bound.copy_kernel("norms.flatten", dtype, elements),
         memory_bound.copy_kernel("norms.unflatten", dtype, elements),
     )
-    size = float(elements * dtype.bytes)
-    exchange = CommOp("sum norm gradients", CollectiveType.ALL_REDUCE, TP_GROUP.name, size, reduce_dtype=dtype)
-    each = replace(apart, launches=tensors)
-    return [Operation(does, WorkType.OPTIMIZER) for does in (flat, exchange, each)]
+    payload = float(elements * dtype.bytes)
+    comm_op = CommOp("sum norm gradients", CollectiveType.ALL_REDUCE, TP_GROUP.name, payload, reduce_dtype=dtype)
+    copy_back = replace(unflatten, launches=tensors)
+    return [Operation(body, WorkType.OPTIMIZER) for body in (flatten, comm_op, copy_back)]
 
 
-def _split(unit: LayerOperators) -> Iterator[tuple[int, int]]:
+def _partial_gradients(unit: LayerOperators) -> Iterator[tuple[int, int]]:
     """Elements and tensors whose gradients are sums of tokens that tensor-parallel ranks have split."""
     for operator in unit.operators:
-        if operator.trainable and _is_norm(operator):
-            yield operator.parameter_count, _TENSORS
+        if operator.trainable and _is_replicated_norm(operator):
+            yield operator.parameter_count, _TENSORS_PER_NORM
         linear = operator.linear
         if operator.trainable and linear is not None and linear.row_parallel and linear.bias_tokens:
             yield linear.outputs, 1
 
 
-def _is_norm(operator: Operator) -> bool:
+def _is_replicated_norm(operator: Operator) -> bool:
     """Whether it is a norm of whole tokens."""
     norms = any(kernel.kind is KernelKind.NORM for kernel in operator.forward)
     return norms and operator.region is ParallelRegion.REPLICATED
 
 
-def _optimizing(kernels: Sequence[Kernel]) -> list[Operation]:
+def _optimizer_operations(kernels: Sequence[Kernel]) -> list[Operation]:
     return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]

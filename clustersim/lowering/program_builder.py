@@ -1,7 +1,7 @@
 """How does one forward or backward through a stage become tasks of a rank?
 
 The seam between the pipeline and data parallelism: the pipeline says which pass comes next and what it waits for; a
-`DataLowering` issues its compute tasks and whatever data parallelism communicates around them.
+`DataParallelLowering` issues its compute tasks and whatever data parallelism communicates around them.
 
 A pass of a pair is cut where tokens travel to experts and back, and takes turns with the other (`lowering.moe_overlap`).
 """
@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from clustersim.common.units import Bytes
-from clustersim.lowering.moe_overlap import legs, put_off
-from clustersim.lowering.offload import HostTasks, pieces
-from clustersim.lowering.task_list import Blocks, TaskList
-from clustersim.lowering.units import Unit, Units, in_order
+from clustersim.lowering.moe_overlap import defer_weight_gradients, split_overlap_phases
+from clustersim.lowering.offload import HostTaskIssuer, split_at_host_copies
+from clustersim.lowering.task_list import SegmentCache, TaskList
+from clustersim.lowering.units import Unit, UnitBuilder, execution_order
 from clustersim.model.gradient_kernels import pre_reduction_kernels
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.parallel.data_parallel_strategy import GradientSync
@@ -38,7 +38,7 @@ from clustersim.program.task import (
     WorkType,
 )
 
-_NAMES: Final = MappingProxyType(
+_PASS_NAMES: Final = MappingProxyType(
     {
         ActionKind.FORWARD: "forward",
         ActionKind.BACKWARD: "backward",
@@ -48,17 +48,17 @@ _NAMES: Final = MappingProxyType(
 )
 
 
-_COMPUTE: Final = Stream.COMPUTE
-_EXPERTS: Final = Stream.EP
-Held = Sequence[tuple[ParameterGroup, int]]
+_COMPUTE_STREAM: Final = Stream.COMPUTE
+_EP_STREAM: Final = Stream.EP
+ParameterCounts = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
-Runs = Sequence[tuple[Segment, int]]
+SegmentRepeats = Sequence[tuple[Segment, int]]
 """Blocks one after the other, each so many times in a row."""
-LegBlocks = tuple[Segment | None, tuple[CommOp, ...], Segment | None]
+PhaseSegments = tuple[Segment | None, tuple[CommOp, ...], Segment | None]
 """What a leg computes, sends, and computes beside that."""
 
 
-class Pass(NamedTuple):
+class StagePass(NamedTuple):
     """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it.
 
     A named tuple, as actions: a step has tens of thousands of them.
@@ -66,12 +66,12 @@ class Pass(NamedTuple):
 
     stage: PipelineStage
     action: Action
-    after: tuple[int, ...]
-    arriving: tuple[Operation, ...] = ()
+    depends_on: tuple[int, ...]
+    input_operations: tuple[Operation, ...] = ()
 
 
 @dataclass
-class Lowering:
+class RankProgramBuilder:
     """What lowering one rank works on.
 
     arrivals, departures: by stage and kind of pass, the message that it waits for and what is done to that, and the
@@ -83,308 +83,377 @@ class Lowering:
     """
 
     plan: Plan
-    units: Units
-    blocks: Blocks
-    last: frozenset[Action] = frozenset()
-    backwards: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
-    together: bool = False
-    paired: bool = False
+    units: UnitBuilder
+    segments: SegmentCache
+    final_backwards: frozenset[Action] = frozenset()
+    backward_kinds: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
+    paired_sends: bool = False
+    in_overlapped_pair: bool = False
     tasks: TaskList = field(default_factory=TaskList)
-    computed: int | None = None
-    reducing: list[int] = field(default_factory=list)
-    arrivals: dict[tuple[int, ActionKind], tuple[CommOp | None, tuple[Operation, ...]]] = field(default_factory=dict)
-    departures: dict[tuple[int, ActionKind], CommOp | None] = field(default_factory=dict)
-    _between: dict[tuple[int, int], CommOp | None] = field(default_factory=dict)
-    _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
-    _sent: tuple[int, ...] = ()
-    _legs: dict[Hashable, list[LegBlocks]] = field(default_factory=dict)
-    _wholes: dict[tuple[int, ActionKind, bool], Segment] = field(default_factory=dict)
-    _rows: dict[tuple[int, ActionKind, bool], tuple[Segment, Runs]] = field(default_factory=dict)
-    _gathers: dict[Hashable, tuple[tuple[CommOp, Bytes], ...]] = field(default_factory=dict)
-    _reductions: dict[Hashable, tuple[Segment | None, tuple[CommOp, ...], Bytes]] = field(default_factory=dict)
+    last_compute: int | None = None
+    reduction_tasks: list[int] = field(default_factory=list)
+    stage_inputs: dict[tuple[int, ActionKind], tuple[CommOp | None, tuple[Operation, ...]]] = field(
+        default_factory=dict
+    )
+    stage_outputs: dict[tuple[int, ActionKind], CommOp | None] = field(default_factory=dict)
+    _message_cache: dict[tuple[int, int], CommOp | None] = field(default_factory=dict)
+    _deferred_cache: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
+    _awaited_comm: tuple[int, ...] = ()
+    _phase_cache: dict[Hashable, list[PhaseSegments]] = field(default_factory=dict)
+    _pass_segment_cache: dict[tuple[int, ActionKind, bool], Segment] = field(default_factory=dict)
+    _unit_segment_cache: dict[tuple[int, ActionKind, bool], tuple[Segment, SegmentRepeats]] = field(
+        default_factory=dict
+    )
+    _gather_cache: dict[Hashable, tuple[tuple[CommOp, Bytes], ...]] = field(default_factory=dict)
+    _reduction_cache: dict[Hashable, tuple[Segment | None, tuple[CommOp, ...], Bytes]] = field(default_factory=dict)
 
     @cached_property
-    def host(self) -> HostTasks:
+    def host_tasks(self) -> HostTaskIssuer:
         """What the rank does with its host."""
         activations = self.plan.training.offload.activations
-        return HostTasks(self.tasks, 0 if activations is None else activations.buffer_count)
+        return HostTaskIssuer(self.tasks, 0 if activations is None else activations.buffer_count)
 
     @cached_property
-    def sync(self) -> GradientSync:
+    def gradient_sync(self) -> GradientSync:
         """When gradients are reduced."""
         return self.plan.layout.gradient_sync
 
     @cached_property
-    def _stays(self) -> bool:
+    def _offloads_nothing(self) -> bool:
         """Whether nothing of a pass goes to the host, so that no block is cut for it."""
         return self.plan.training.offload == NO_OFFLOAD
 
     @property
-    def cuts(self) -> bool:
+    def splits_passes(self) -> bool:
         """Whether passes are cut by what goes to the host, or by turns, whatever the strategy."""
-        return self.paired or not self._stays
+        return self.in_overlapped_pair or not self._offloads_nothing
 
-    def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
+    def add_compute(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number.
 
         There are several, one after the other, where activations of layers inside go to the host or come back.
         """
-        add = self._apart if self.paired else self._compute
-        if self._stays:
-            return add(run, key, operations)
-        task, after, arriving = -1, run.after, run.arriving
-        for place, piece in enumerate(pieces(operations)):
-            ready = (*after, *self.host.before(run.action, piece))
-            task = add(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
-            self.reducing += self.host.after(run.action, piece, task)
-            after, arriving = (), ()
+        add_slice = self._add_phases if self.in_overlapped_pair else self._add_slice
+        if self._offloads_nothing:
+            return add_slice(stage_pass, key, operations)
+        task, depends_on, input_operations = -1, stage_pass.depends_on, stage_pass.input_operations
+        for index, slice_operations in enumerate(split_at_host_copies(operations)):
+            inputs = (*depends_on, *self.host_tasks.slice_inputs(stage_pass.action, slice_operations))
+            task = add_slice(
+                StagePass(stage_pass.stage, stage_pass.action, inputs, input_operations), (key, index), slice_operations
+            )
+            self.reduction_tasks += self.host_tasks.add_offloads(stage_pass.action, slice_operations, task)
+            depends_on, input_operations = (), ()
         return task
 
-    def whole(self, run: Pass) -> int:
+    def add_full_pass(self, stage_pass: StagePass) -> int:
         """Add a pass that nothing cuts, in one block; return its last compute task."""
-        if self.cuts:
-            return self.compute(run, self.units.shape(run.stage), self.operations(run))
-        key = run.stage.index, run.action.kind, bool(run.arriving)
-        if key not in self._wholes:
-            self._wholes[key] = self._block(run, self.units.shape(run.stage), self.operations(run))
-        return self._issue(run, self._wholes[key])
+        if self.splits_passes:
+            return self.add_compute(
+                stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
+            )
+        key = stage_pass.stage.index, stage_pass.action.kind, bool(stage_pass.input_operations)
+        if key not in self._pass_segment_cache:
+            self._pass_segment_cache[key] = self._pass_segment(
+                stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
+            )
+        return self._add_segment(stage_pass, self._pass_segment_cache[key])
 
-    def unit(self, run: Pass, unit: Unit, copied: tuple[Operation, ...] = ()) -> int:
+    def add_unit(self, stage_pass: StagePass, unit: Unit, copy_operations: tuple[Operation, ...] = ()) -> int:
         """Add one unit of a pass, behind the copy of what was gathered for it; return its last compute task."""
-        operations = unit.operations(run.action.kind)
-        return self.compute(run, (id(unit), bool(copied)), (*copied, *operations) if copied else operations)
+        operations = unit.operations(stage_pass.action.kind)
+        return self.add_compute(
+            stage_pass,
+            (id(unit), bool(copy_operations)),
+            (*copy_operations, *operations) if copy_operations else operations,
+        )
 
-    def one_by_one(self, run: Pass) -> int:
+    def add_units(self, stage_pass: StagePass) -> int:
         """Add a pass that nothing cuts, unit by unit; return its last compute task."""
-        key = run.stage.index, run.action.kind, bool(run.arriving)
-        if key not in self._rows:
-            self._rows[key] = self._row(run)
-        first, runs = self._rows[key]
-        task = self._issue(run, first)
-        for block, times in runs:
-            task = self.computed = self.tasks.repeat(_COMPUTE, ComputeTask(block, (), run.action), times)
+        key = stage_pass.stage.index, stage_pass.action.kind, bool(stage_pass.input_operations)
+        if key not in self._unit_segment_cache:
+            self._unit_segment_cache[key] = self._unit_segments(stage_pass)
+        first_segment, repeats = self._unit_segment_cache[key]
+        task = self._add_segment(stage_pass, first_segment)
+        for segment, count in repeats:
+            task = self.last_compute = self.tasks.add_repeated(
+                _COMPUTE_STREAM, ComputeTask(segment, (), stage_pass.action), count
+            )
         return task
 
-    def _row(self, run: Pass) -> tuple[Segment, Runs]:
+    def _unit_segments(self, stage_pass: StagePass) -> tuple[Segment, SegmentRepeats]:
         """The blocks of a pass's units."""
-        kind, following = run.action.kind, Pass(run.stage, run.action, ())
-        units = in_order(self.units.of(run.stage), kind)
-        parts = zip((run, *[following] * (len(units) - 1)), units, strict=True)
-        first, *others = (self._block(part, (id(unit), False), unit.operations(kind)) for part, unit in parts)
-        return first, [(block, len([*alike])) for block, alike in groupby(others)]
+        kind, next_pass = stage_pass.action.kind, StagePass(stage_pass.stage, stage_pass.action, ())
+        units = execution_order(self.units.stage_units(stage_pass.stage), kind)
+        unit_passes = zip((stage_pass, *[next_pass] * (len(units) - 1)), units, strict=True)
+        first, *others = (
+            self._pass_segment(unit_pass, (id(unit), False), unit.operations(kind)) for unit_pass, unit in unit_passes
+        )
+        return first, [(segment, len([*equal])) for segment, equal in groupby(others)]
 
-    def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
+    def _add_phases(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""
-        after, action, done = (*run.after, *self._sent), run.action, self.computed or 0
-        add, told = self.tasks.add, (run.action.kind, bool(run.arriving), key)
-        if told not in self._legs:
-            self._legs[told] = [*self._blocks_of_legs(run, key, operations)]
-        for block, sends, late in self._legs[told]:
-            if block is not None:
-                done = self.computed = add(_COMPUTE, ComputeTask(block, after, action))
-                after = ()
-            ready = after or (done,)
-            sent = [add(_EXPERTS, CollectiveTask(exchange, ready)) for exchange in sends]
-            if late is not None:
-                self.computed = add(_COMPUTE, ComputeTask(late, (), action))
-            if sent:
-                self.tasks.turn()
-                after = (sent[-1],)
-        self._sent = after if operations and operations[-1].moe_comm else ()
-        return done
+        depends_on, action, last_task = (
+            (*stage_pass.depends_on, *self._awaited_comm),
+            stage_pass.action,
+            self.last_compute or 0,
+        )
+        add_task, cache_key = self.tasks.add, (stage_pass.action.kind, bool(stage_pass.input_operations), key)
+        if cache_key not in self._phase_cache:
+            self._phase_cache[cache_key] = [*self._phase_segments(stage_pass, key, operations)]
+        for segment, comm_ops, deferred in self._phase_cache[cache_key]:
+            if segment is not None:
+                last_task = self.last_compute = add_task(_COMPUTE_STREAM, ComputeTask(segment, depends_on, action))
+                depends_on = ()
+            inputs = depends_on or (last_task,)
+            comm_tasks = [add_task(_EP_STREAM, CollectiveTask(comm_op, inputs)) for comm_op in comm_ops]
+            if deferred is not None:
+                self.last_compute = add_task(_COMPUTE_STREAM, ComputeTask(deferred, (), action))
+            if comm_tasks:
+                self.tasks.mark_switch_point()
+                depends_on = (comm_tasks[-1],)
+        self._awaited_comm = depends_on if operations and operations[-1].moe_comm else ()
+        return last_task
 
-    def _blocks_of_legs(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Iterator[LegBlocks]:
+    def _phase_segments(
+        self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]
+    ) -> Iterator[PhaseSegments]:
         """Legs of a part of a pass, what arrives before the first one's computation."""
-        for place, leg in enumerate(legs(operations)):
-            block = late = None
-            if leg.computes:
-                block = self._block(run, (key, "leg", place), leg.computes)
-                run = Pass(run.stage, run.action, ())
-            if leg.late:
-                late = self._block(Pass(run.stage, run.action, ()), (key, "late", place), leg.late)
-            yield block, leg.sends, late
+        for index, phase in enumerate(split_overlap_phases(operations)):
+            segment = deferred = None
+            if phase.compute:
+                segment = self._pass_segment(stage_pass, (key, "leg", index), phase.compute)
+                stage_pass = StagePass(stage_pass.stage, stage_pass.action, ())
+            if phase.deferred_wgrad:
+                deferred = self._pass_segment(
+                    StagePass(stage_pass.stage, stage_pass.action, ()), (key, "late", index), phase.deferred_wgrad
+                )
+            yield segment, phase.comm_ops, deferred
 
-    def operations(self, run: Pass) -> tuple[Operation, ...]:
+    def pass_operations(self, stage_pass: StagePass) -> tuple[Operation, ...]:
         """What a pass does, in one piece."""
-        puts_off = self.paired and self.plan.layout.delay_wgrad and run.action.kind is ActionKind.BACKWARD
-        if not puts_off:
-            return self.units.operations(run.stage, run.action.kind)
-        if run.stage.index not in self._put_off:
-            self._put_off[run.stage.index] = put_off(self.units.of(run.stage))
-        return self._put_off[run.stage.index]
+        defers_wgrad = (
+            self.in_overlapped_pair and self.plan.layout.delay_wgrad and stage_pass.action.kind is ActionKind.BACKWARD
+        )
+        if not defers_wgrad:
+            return self.units.stage_operations(stage_pass.stage, stage_pass.action.kind)
+        if stage_pass.stage.index not in self._deferred_cache:
+            self._deferred_cache[stage_pass.stage.index] = defer_weight_gradients(
+                self.units.stage_units(stage_pass.stage)
+            )
+        return self._deferred_cache[stage_pass.stage.index]
 
-    def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
-        return self._issue(run, self._block(run, key, operations))
+    def _add_slice(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> int:
+        return self._add_segment(stage_pass, self._pass_segment(stage_pass, key, operations))
 
-    def _block(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Segment:
-        name, turns = _NAMES[run.action.kind], self.paired
-        does = (*run.arriving, *operations) if run.arriving else operations
-        return self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
+    def _pass_segment(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> Segment:
+        name, interleaved = _PASS_NAMES[stage_pass.action.kind], self.in_overlapped_pair
+        segment_operations = (*stage_pass.input_operations, *operations) if stage_pass.input_operations else operations
+        return self.segments.segment(
+            (name, bool(stage_pass.input_operations), key, interleaved),
+            name,
+            segment_operations,
+            interleaved=interleaved,
+        )
 
-    def _issue(self, run: Pass, block: Segment) -> int:
-        self.computed = self.tasks.add(_COMPUTE, ComputeTask(block, run.after, run.action))
-        return self.computed
+    def _add_segment(self, stage_pass: StagePass, segment: Segment) -> int:
+        self.last_compute = self.tasks.add(
+            _COMPUTE_STREAM, ComputeTask(segment, stage_pass.depends_on, stage_pass.action)
+        )
+        return self.last_compute
 
-    def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:
+    def add_standalone(self, name: str, operations: Sequence[Operation], depends_on: Sequence[int]) -> int:
         """Add a compute task that is no part of a pass; return its number."""
-        return self._beside(self._block_beside(name, operations), after)
+        return self._add_standalone_segment(self._standalone_segment(name, operations), depends_on)
 
-    def _block_beside(self, name: str, operations: Sequence[Operation]) -> Segment:
-        return self.blocks.block((name, tuple(operations)), name, operations)
+    def _standalone_segment(self, name: str, operations: Sequence[Operation]) -> Segment:
+        return self.segments.segment((name, tuple(operations)), name, operations)
 
-    def _beside(self, block: Segment, after: Sequence[int]) -> int:
-        return self.tasks.add(Stream.COMPUTE, ComputeTask(block, tuple(after)))
+    def _add_standalone_segment(self, segment: Segment, depends_on: Sequence[int]) -> int:
+        return self.tasks.add(Stream.COMPUTE, ComputeTask(segment, tuple(depends_on)))
 
-    def message(self, source: int, target: int) -> CommOp | None:
+    def p2p_message(self, source_stage: int, target_stage: int) -> CommOp | None:
         """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1).
 
         None where both are here, or one of them is none.
         """
-        key = source, target
-        if key not in self._between:
-            there = min(key) >= 0 and max(key) < len(self.plan.stages)
-            self._between[key] = self._message(source, target) if there else None
-        return self._between[key]
+        key = source_stage, target_stage
+        if key not in self._message_cache:
+            both_exist = min(key) >= 0 and max(key) < len(self.plan.stages)
+            self._message_cache[key] = self._find_message(source_stage, target_stage) if both_exist else None
+        return self._message_cache[key]
 
-    def _message(self, source: int, target: int) -> CommOp | None:
-        way, many = self.plan.placement.direction(source, target), self.plan.sent_activation_count(min(source, target))
-        return self._messages.get((target > source, way, many))
+    def _find_message(self, source_stage: int, target_stage: int) -> CommOp | None:
+        direction, activation_count = (
+            self.plan.placement.direction(source_stage, target_stage),
+            self.plan.sent_activation_count(min(source_stage, target_stage)),
+        )
+        return self._messages_by_direction.get((target_stage > source_stage, direction, activation_count))
 
     @cached_property
-    def _messages(self) -> Mapping[tuple[bool, int, int], CommOp]:
+    def _messages_by_direction(self) -> Mapping[tuple[bool, int, int], CommOp]:
         """By whether it goes forward, by its way, and by how many activations it carries."""
-        size = self.plan.activation_bytes / self.plan.layout.tp
+        activation_bytes = self.plan.activation_bytes / self.plan.layout.tp
         return {
-            (forward, way, many): CommOp(name, CollectiveType.SEND_RECV, role.name, many * size)
-            for forward, name in ((True, "activations"), (False, "gradients"))
-            for role, way in P2P_DIRECTIONS.items()
-            for many in (1, 1 + self.plan.model.mtp_layers)
+            (is_forward, direction, count): CommOp(
+                name, CollectiveType.SEND_RECV, comm_group.name, count * activation_bytes
+            )
+            for is_forward, name in ((True, "activations"), (False, "gradients"))
+            for comm_group, direction in P2P_DIRECTIONS.items()
+            for count in (1, 1 + self.plan.model.mtp_layers)
         }
 
-    def communicate(self, exchange: CommOp, after: Sequence[int]) -> int:
+    def add_dp_collective(self, comm_op: CommOp, depends_on: Sequence[int]) -> int:
         """Add a collective of data parallelism; return its number."""
-        return self.tasks.add(Stream.DP, CollectiveTask(exchange, tuple(after)))
+        return self.tasks.add(Stream.DP, CollectiveTask(comm_op, tuple(depends_on)))
 
-    def gather(self, name: str, held: Held, after: Sequence[int], *, again: bool = False) -> tuple[int, ...]:
+    def gather_parameters(
+        self, name: str, parameter_counts: ParameterCounts, depends_on: Sequence[int], *, is_regather: bool = False
+    ) -> tuple[int, ...]:
         """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
 
         Groups that the same ranks hold are gathered at once, whatever their formats (FSDP2 does, as bytes).
         again: since they were last updated, so that a second copy of them has them, too. Parts that are on the host
         come from there first, as they are held; second copies stay on the device.
         """
-        key = name, again, *((group.name, parameters) for group, parameters in held)
-        if key not in self._gathers:
-            self._gathers[key] = self._gathering(name, held, again=again)
-        gathers = self._gathers[key]
-        fetched = [
-            (self.host.run(HostOpKind.H2D, "fetch parameters", size, after),) if size else after for _, size in gathers
+        key = name, is_regather, *((group.name, parameters) for group, parameters in parameter_counts)
+        if key not in self._gather_cache:
+            self._gather_cache[key] = self._gather_comm_ops(name, parameter_counts, is_regather=is_regather)
+        gathers = self._gather_cache[key]
+        inputs = [
+            (self.host_tasks.add_host_op(HostOpKind.H2D, "fetch parameters", h2d_bytes, depends_on),)
+            if h2d_bytes
+            else depends_on
+            for _, h2d_bytes in gathers
         ]
-        every = zip(gathers, fetched, strict=True)
-        return tuple(self.communicate(exchange, ready) for (exchange, _), ready in every)
+        pairs = zip(gathers, inputs, strict=True)
+        return tuple(self.add_dp_collective(comm_op, inputs_ready) for (comm_op, _), inputs_ready in pairs)
 
-    def _gathering(self, name: str, held: Held, *, again: bool) -> tuple[tuple[CommOp, Bytes], ...]:
+    def _gather_comm_ops(
+        self, name: str, parameter_counts: ParameterCounts, *, is_regather: bool
+    ) -> tuple[tuple[CommOp, Bytes], ...]:
         """Gathers of groups, and the bytes that come from the host before each."""
         payloads: dict[str, Bytes] = {}
-        there: dict[str, Bytes] = {}
-        for group, parameters in held:
-            second = again and group.secondary_group is not None
-            role, ranks = (
+        host_bytes: dict[str, Bytes] = {}
+        for group, parameters in parameter_counts:
+            uses_secondary = is_regather and group.secondary_group is not None
+            comm_group, shard_count = (
                 (group.secondary_group, group.secondary_shard_count)
-                if second
+                if uses_secondary
                 else (group.shard_group, group.shard_count)
             )
-            if role is not None and ranks > 1 and parameters:
-                payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
-                if self.plan.training.offload.offloads_shards and not second:
-                    there[role.name] = (
-                        there.get(role.name, 0.0) + parameters * group.host_format.bytes / group.shard_count
+            if comm_group is not None and shard_count > 1 and parameters:
+                payloads[comm_group.name] = (
+                    payloads.get(comm_group.name, 0.0) + parameters * group.formats.gathered.bytes
+                )
+                if self.plan.training.offload.offloads_shards and not uses_secondary:
+                    host_bytes[comm_group.name] = (
+                        host_bytes.get(comm_group.name, 0.0) + parameters * group.host_format.bytes / group.shard_count
                     )
-        exchanges = (CommOp(name, CollectiveType.ALL_GATHER, role, payload) for role, payload in payloads.items())
-        return tuple((exchange, there.get(exchange.comm_group, 0.0)) for exchange in exchanges)
+        comm_ops = (
+            CommOp(name, CollectiveType.ALL_GATHER, comm_group, payload) for comm_group, payload in payloads.items()
+        )
+        return tuple((comm_op, host_bytes.get(comm_op.comm_group, 0.0)) for comm_op in comm_ops)
 
-    def reduce(
-        self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
+    def reduce_gradients(
+        self,
+        name: str,
+        group: ParameterGroup,
+        parameter_count: int,
+        depends_on: Sequence[int],
+        *,
+        across_replicas: bool = True,
     ) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
         across: whether the second is done, too, or left to a later reduction. Where gradients are
         on the host, they go there once both are done. Return the last task, if there is one.
         """
-        if not group.is_trained or not parameters:
+        if not group.is_trained or not parameter_count:
             return ()
         if group.dp_size == 1:
-            return self._unreduced(parameters * group.formats.gradients.bytes, after)
-        key = name, group.name, parameters, across
-        if key not in self._reductions:
-            self._reductions[key] = self._reduction(name, group, parameters, across=across)
-        prepared, exchanges, leaves = self._reductions[key]
-        if prepared is not None:
-            after = (self._beside(prepared, after),)
-        last: tuple[int, ...] = ()
-        for exchange in exchanges:
-            last = (self.communicate(exchange, last or after),)
-        if last and leaves:
-            last = (self.host.run(HostOpKind.D2H, "offload gradients", leaves, last),)
-        return last
+            return self._offload_unreduced(parameter_count * group.formats.gradients.bytes, depends_on)
+        key = name, group.name, parameter_count, across_replicas
+        if key not in self._reduction_cache:
+            self._reduction_cache[key] = self._reduction_comm_ops(
+                name, group, parameter_count, across_replicas=across_replicas
+            )
+        prepare_segment, comm_ops, offload_bytes = self._reduction_cache[key]
+        if prepare_segment is not None:
+            depends_on = (self._add_standalone_segment(prepare_segment, depends_on),)
+        last_tasks: tuple[int, ...] = ()
+        for comm_op in comm_ops:
+            last_tasks = (self.add_dp_collective(comm_op, last_tasks or depends_on),)
+        if last_tasks and offload_bytes:
+            last_tasks = (self.host_tasks.add_host_op(HostOpKind.D2H, "offload gradients", offload_bytes, last_tasks),)
+        return last_tasks
 
-    def _reduction(
-        self, name: str, group: ParameterGroup, parameters: int, *, across: bool
+    def _reduction_comm_ops(
+        self, name: str, group: ParameterGroup, parameter_count: int, *, across_replicas: bool
     ) -> tuple[Segment | None, tuple[CommOp, ...], Bytes]:
         """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
-        kernels = pre_reduction_kernels(self.plan.with_weight_formats(group.formats), parameters)
+        kernels = pre_reduction_kernels(self.plan.with_weight_formats(group.formats), parameter_count)
         operations = [Operation(kernel, WorkType.BACKWARD) for kernel in kernels]
-        prepared = self._block_beside("prepare gradients", operations) if operations else None
-        form = group.formats.gradients
-        payload = parameters * form.bytes
-        exchanges: list[CommOp] = []
+        prepare_segment = self._standalone_segment("prepare gradients", operations) if operations else None
+        gradient_dtype = group.formats.gradients
+        payload = parameter_count * gradient_dtype.bytes
+        comm_ops: list[CommOp] = []
         if group.shard_group is not None and group.shard_count > 1:
-            exchanges.append(
-                CommOp(name, CollectiveType.REDUCE_SCATTER, group.shard_group.name, payload, reduce_dtype=form)
+            comm_ops.append(
+                CommOp(
+                    name, CollectiveType.REDUCE_SCATTER, group.shard_group.name, payload, reduce_dtype=gradient_dtype
+                )
             )
-        if across and group.replicate_group is not None and group.replica_count > 1:
-            part = payload / group.shard_count if group.shard_count > 1 else payload
-            exchanges.append(
-                CommOp(name, CollectiveType.ALL_REDUCE, group.replicate_group.name, part, reduce_dtype=form)
+        if across_replicas and group.replicate_group is not None and group.replica_count > 1:
+            shard_payload = payload / group.shard_count if group.shard_count > 1 else payload
+            comm_ops.append(
+                CommOp(
+                    name,
+                    CollectiveType.ALL_REDUCE,
+                    group.replicate_group.name,
+                    shard_payload,
+                    reduce_dtype=gradient_dtype,
+                )
             )
-        leave = (across or group.replica_count == 1) and self.plan.training.offload.offloads_gradients
-        return prepared, tuple(exchanges), payload / group.shard_count if leave else 0.0
+        offloads = (across_replicas or group.replica_count == 1) and self.plan.training.offload.offloads_gradients
+        return prepare_segment, tuple(comm_ops), payload / group.shard_count if offloads else 0.0
 
-    def _unreduced(self, size: Bytes, after: Sequence[int]) -> tuple[int, ...]:
+    def _offload_unreduced(self, size_bytes: Bytes, depends_on: Sequence[int]) -> tuple[int, ...]:
         """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
         if self.plan.offloads_unreduced_gradients or not self.plan.training.offload.offloads_gradients:
             return ()
-        return (self.host.run(HostOpKind.D2H, "offload gradients", size, after),)
+        return (self.host_tasks.add_host_op(HostOpKind.D2H, "offload gradients", size_bytes, depends_on),)
 
 
-class DataLowering(Protocol):
+class DataParallelLowering(Protocol):
     """The seam between the pipeline and data parallelism: how passes become tasks of one rank."""
 
-    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
+    def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Issue what the step starts with."""
 
-    def run(self, low: Lowering, run: Pass) -> int:
+    def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
         """Issue one pass; return the number of its last compute task."""
 
-    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
         """Issue the gradient reductions that have not been issued during backward; `after` is the last compute task."""
 
-    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
         """Issue what follows the optimizer, task `after`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class NoDataParallelLowering:
     """No data parallelism."""
 
-    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
+    def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do."""
 
-    def run(self, low: Lowering, run: Pass) -> int:
+    def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
         """One block."""
-        return low.whole(run)
+        return builder.add_full_pass(stage_pass)
 
-    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
         """Nothing to do."""
 
-    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
+    def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
         """Nothing to do."""

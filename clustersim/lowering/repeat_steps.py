@@ -39,127 +39,131 @@ from clustersim.program.task import (
 )
 
 
-def repeat(program: Program, steps: int) -> Program:
+def repeat_steps(program: Program, step_count: int) -> Program:
     """The program of `steps` successive steps, at least one; blocks, exchanges and groups are those of the one step."""
-    if steps < 1:
-        raise ClusterSimError(f"{steps} steps cannot be run: the least is 1")
-    if steps == 1:
+    if step_count < 1:
+        raise ClusterSimError(f"{step_count} steps cannot be run: the least is 1")
+    if step_count == 1:
         return program
-    later = _Later(_microbatches(program), program.expert_loads.loads_per_step)
-    programs = tuple(_repeated(rank_program, steps, later) for rank_program in program.programs)
+    shift = _StepShift(_microbatch_count(program), program.expert_loads.loads_per_step)
+    programs = tuple(_repeat_program(rank_program, step_count, shift) for rank_program in program.programs)
     return replace(program, programs=programs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Later:
+class _StepShift:
     """What changes from step to step. microbatches, loads: numbers that each step has of its own."""
 
-    microbatches: int
-    loads: int
-    _blocks: dict[tuple[Segment, int], Segment] = field(default_factory=dict)
+    microbatch_count: int
+    loads_per_step: int
+    _segment_cache: dict[tuple[Segment, int], Segment] = field(default_factory=dict)
 
-    def action(self, action: Action, step: int) -> Action:
+    def shift_action(self, action: Action, step: int) -> Action:
         """An action in a later step."""
-        return Action(action.stage, action.kind, action.microbatch + step * self.microbatches)
+        return Action(action.stage, action.kind, action.microbatch + step * self.microbatch_count)
 
-    def block(self, block: Segment, step: int) -> Segment:
+    def shift_segment(self, segment: Segment, step: int) -> Segment:
         """A block in a later step: the same one, unless the step has loads of its own."""
-        if not self.loads or all(item.load_index is None for item in _loaded(block)):
-            return block
-        if (block, step) not in self._blocks:
-            operations = tuple(self._operation(operation, step) for operation in block.operations)
-            self._blocks[block, step] = Segment(block.name, operations, block.interleaved)
-        return self._blocks[block, step]
+        if not self.loads_per_step or all(load_carrier.load_index is None for load_carrier in _load_carriers(segment)):
+            return segment
+        if (segment, step) not in self._segment_cache:
+            operations = tuple(self._shift_operation(operation, step) for operation in segment.operations)
+            self._segment_cache[segment, step] = Segment(segment.name, operations, segment.interleaved)
+        return self._segment_cache[segment, step]
 
-    def _operation(self, operation: Operation, step: int) -> Operation:
-        does = operation.body
-        match does:
+    def _shift_operation(self, operation: Operation, step: int) -> Operation:
+        body = operation.body
+        match body:
             case CommOp():
-                does = self.exchange(does, step)
-            case CommOverlap(comm_op=exchange):
-                does = replace(does, comm_op=self.exchange(exchange, step))
-        return replace(operation, body=does, load_index=self._load(operation.load_index, step))
+                body = self.shift_comm_op(body, step)
+            case CommOverlap(comm_op=comm_op):
+                body = replace(body, comm_op=self.shift_comm_op(comm_op, step))
+        return replace(operation, body=body, load_index=self._shift_load_index(operation.load_index, step))
 
-    def exchange(self, exchange: CommOp, step: int) -> CommOp:
+    def shift_comm_op(self, comm_op: CommOp, step: int) -> CommOp:
         """An exchange in a later step."""
         return (
-            exchange
-            if exchange.load_index is None
-            else replace(exchange, load_index=self._load(exchange.load_index, step))
+            comm_op
+            if comm_op.load_index is None
+            else replace(comm_op, load_index=self._shift_load_index(comm_op.load_index, step))
         )
 
-    def _load(self, load: int | None, step: int) -> int | None:
-        return None if load is None else load + step * self.loads
+    def _shift_load_index(self, load_index: int | None, step: int) -> int | None:
+        return None if load_index is None else load_index + step * self.loads_per_step
 
 
-def _loaded(block: Segment) -> Iterator[Operation | CommOp]:
+def _load_carriers(segment: Segment) -> Iterator[Operation | CommOp]:
     """All of a block that may have a load."""
-    yield from block.operations
-    yield from block.comm_ops
+    yield from segment.operations
+    yield from segment.comm_ops
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
+class _StepBoundary:
     """Where a step of one rank begins and ends.
 
     first: its first compute task (-1: none); last: its last one, if any; trailing: the last collective behind it.
     """
 
-    first: int
-    last: tuple[int, ...]
-    trailing: tuple[int, ...]
+    first_compute: int
+    last_compute: tuple[int, ...]
+    trailing_collective: tuple[int, ...]
 
 
-def _ends(program: RankProgram) -> _Ends:
-    computes = [number for number, task in enumerate(program.tasks) if isinstance(task, ComputeTask)]
-    if not computes:
-        return _Ends(-1, (), ())
-    behind = range(computes[-1] + 1, len(program.tasks))
-    trailing = [number for number in behind if isinstance(program.tasks[number], CollectiveTask)]
-    return _Ends(computes[0], (computes[-1],), tuple(trailing[-1:]))
+def _step_boundary(program: RankProgram) -> _StepBoundary:
+    compute_ids = [task_id for task_id, task in enumerate(program.tasks) if isinstance(task, ComputeTask)]
+    if not compute_ids:
+        return _StepBoundary(-1, (), ())
+    remaining = range(compute_ids[-1] + 1, len(program.tasks))
+    trailing = [task_id for task_id in remaining if isinstance(program.tasks[task_id], CollectiveTask)]
+    return _StepBoundary(compute_ids[0], (compute_ids[-1],), tuple(trailing[-1:]))
 
 
-def _repeated(program: RankProgram, steps: int, later: _Later) -> RankProgram:
-    ends, size = _ends(program), len(program.tasks)
+def _repeat_program(program: RankProgram, step_count: int, shift: _StepShift) -> RankProgram:
+    boundary, task_count = _step_boundary(program), len(program.tasks)
     tasks = list(program.tasks)
-    for step in range(1, steps):
-        for number, task in enumerate(program.tasks):
-            before = _needed(ends, number, task)
-            after = (
-                *(place + (step - 1) * size for place in before),
-                *(place + step * size for place in task.depends_on),
+    for step in range(1, step_count):
+        for task_id, task in enumerate(program.tasks):
+            previous_ids = _previous_step_dependencies(boundary, task_id, task)
+            depends_on = (
+                *(dependency + (step - 1) * task_count for dependency in previous_ids),
+                *(dependency + step * task_count for dependency in task.depends_on),
             )
-            tasks.append(_moved(task, after, step, later))
-    return RankProgram(tuple(tasks), program.streams * steps)
+            tasks.append(_shift_task(task, depends_on, step, shift))
+    return RankProgram(tuple(tasks), program.streams * step_count)
 
 
-def _needed(ends: _Ends, number: int, task: Task) -> tuple[int, ...]:
+def _previous_step_dependencies(boundary: _StepBoundary, task_id: int, task: Task) -> tuple[int, ...]:
     """The tasks of the step before that a task waits for."""
     if isinstance(task, CollectiveTask) and not task.depends_on:
-        return ends.last
-    return ends.trailing if number == ends.first else ()
+        return boundary.last_compute
+    return boundary.trailing_collective if task_id == boundary.first_compute else ()
 
 
-def _moved(task: Task, after: tuple[int, ...], step: int, later: _Later) -> Task:
+def _shift_task(task: Task, depends_on: tuple[int, ...], step: int, shift: _StepShift) -> Task:
     """The same task, waiting for others, in a later step."""
     match task:
-        case ComputeTask(segment=block, action=action):
-            return ComputeTask(later.block(block, step), after, None if action is None else later.action(action, step))
-        case CollectiveTask(comm_op=exchange):
-            return CollectiveTask(later.exchange(exchange, step), after)
-        case SendTask(comm_op=exchange, tag=tag):
-            return SendTask(exchange, later.action(tag, step), after)
-        case ReceiveTask(comm_op=exchange, tag=tag):
-            return ReceiveTask(exchange, later.action(tag, step), after)
+        case ComputeTask(segment=segment, action=action):
+            return ComputeTask(
+                shift.shift_segment(segment, step),
+                depends_on,
+                None if action is None else shift.shift_action(action, step),
+            )
+        case CollectiveTask(comm_op=comm_op):
+            return CollectiveTask(shift.shift_comm_op(comm_op, step), depends_on)
+        case SendTask(comm_op=comm_op, tag=tag):
+            return SendTask(comm_op, shift.shift_action(tag, step), depends_on)
+        case ReceiveTask(comm_op=comm_op, tag=tag):
+            return ReceiveTask(comm_op, shift.shift_action(tag, step), depends_on)
 
 
-def _microbatches(program: Program) -> int:
+def _microbatch_count(program: Program) -> int:
     """How many microbatches a step has: one more than the highest number in any rank's actions and tags."""
-    numbers = (_microbatch(task) for rank_program in program.programs for task in rank_program.tasks)
-    return 1 + max(numbers, default=-1)
+    microbatches = (_task_microbatch(task) for rank_program in program.programs for task in rank_program.tasks)
+    return 1 + max(microbatches, default=-1)
 
 
-def _microbatch(task: Task) -> int:
+def _task_microbatch(task: Task) -> int:
     match task:
         case ComputeTask(action=Action() as action) | SendTask(tag=action) | ReceiveTask(tag=action):
             return action.microbatch

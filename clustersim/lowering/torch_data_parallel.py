@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.common.units import Bytes
-from clustersim.lowering.task_list import Blocks, TaskList
-from clustersim.lowering.units import Unit, Units, operations_of
+from clustersim.lowering.task_list import SegmentCache, TaskList
+from clustersim.lowering.units import Unit, UnitBuilder, pass_operations
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.parallel.layer_partition import PipelineStage
@@ -29,85 +29,91 @@ from clustersim.program.task import CollectiveTask, CollectiveType, CommOp, Comp
 TOKEN_BYTES = 8  # torch.long
 
 
-def lower_naive(plan: Plan, groups: Mapping[str, ProcessGroups]) -> Program:
+def lower_torch_data_parallel(plan: Plan, groups: Mapping[str, ProcessGroups]) -> Program:
     """The program of one step: the first rank's, and that of all others."""
-    blocks = Blocks()
-    programs = tuple(_Rank(plan, blocks, root=root).program() for root in (True, False))
-    kind = np.minimum(np.arange(plan.layout.world_size), 1)
-    used = {exchange.comm_group for program in programs for exchange in program.comm_ops}
-    return Program(programs, kind, {role: group for role, group in groups.items() if role in used})
+    segments = SegmentCache()
+    programs = tuple(_TorchDataParallelRank(plan, segments, is_root=root).build_program() for root in (True, False))
+    program_index = np.minimum(np.arange(plan.layout.world_size), 1)
+    used_groups = {comm_op.comm_group for program in programs for comm_op in program.comm_ops}
+    return Program(
+        programs,
+        program_index,
+        {comm_group: group for comm_group, group in groups.items() if comm_group in used_groups},
+    )
 
 
 @dataclass
-class _Rank:
+class _TorchDataParallelRank:
     """Issues the tasks of the first rank, or of the others."""
 
     plan: Plan
-    blocks: Blocks
-    root: bool
+    segments: SegmentCache
+    is_root: bool
     tasks: TaskList = field(default_factory=TaskList)
-    last: tuple[int, ...] = ()
+    last_task: tuple[int, ...] = ()
 
     @cached_property
-    def whole_batch(self) -> tuple[Unit, ...]:
+    def full_batch_units(self) -> tuple[Unit, ...]:
         """The units of a model that sees the microbatches of all GPUs at once, as the first GPU's loss does."""
-        everything = replace(self.plan.training, microbatch=self.plan.layout.dp * self.plan.training.microbatch)
-        plan = replace(self.plan, training=everything)
-        return Units(plan).of(plan.stages[0])
+        full_batch_training = replace(
+            self.plan.training, microbatch=self.plan.layout.dp * self.plan.training.microbatch
+        )
+        plan = replace(self.plan, training=full_batch_training)
+        return UnitBuilder(plan).stage_units(plan.stages[0])
 
-    def program(self) -> RankProgram:
+    def build_program(self) -> RankProgram:
         """All microbatches, then the optimizer on the first rank."""
         (stage,) = self.plan.stages
-        units = Units(self.plan)
+        units = UnitBuilder(self.plan)
         for microbatch in range(self.plan.microbatches):
-            self._microbatch(units.of(stage), stage, microbatch)
-        if self.root:
-            self._optimize(self._count(stage, self.plan.trained_groups))
-        return self.tasks.program()
+            self._add_microbatch(units.stage_units(stage), stage, microbatch)
+        if self.is_root:
+            self._add_optimizer(self._parameter_count(stage, self.plan.trained_groups))
+        return self.tasks.build()
 
-    def _microbatch(self, units: tuple[Unit, ...], stage: PipelineStage, microbatch: int) -> None:
-        recipe, tokens = self.plan.training.recipe, self._tokens
+    def _add_microbatch(self, units: tuple[Unit, ...], stage: PipelineStage, microbatch: int) -> None:
+        recipe, tokens = self.plan.training.recipe, self._global_tokens
         forward, backward = (Action(0, kind, microbatch) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
         logits = tokens * self.plan.model.vocab * recipe.activations.bytes
-        self._communicate("replicate weights", CollectiveType.BROADCAST, self._stored(stage))
-        self._communicate("scatter tokens", CollectiveType.SCATTER, tokens * TOKEN_BYTES)
-        self._compute("forward", _without_loss(operations_of(units, forward.kind)), forward)
-        self._communicate("gather logits", CollectiveType.GATHER, logits)
-        if self.root:
-            *_, whole = self.whole_batch
-            self._compute("loss", _loss(whole.forward), forward)
-            self._compute("loss gradient", _loss(whole.backward), backward)
-        self._communicate("scatter gradients of logits", CollectiveType.SCATTER, logits)
-        self._compute("backward", _without_loss(operations_of(units, backward.kind)), backward)
-        gradients = self._count(stage, self.plan.trained_groups) * recipe.weight_formats.gradients.bytes
-        self._communicate("reduce gradients", CollectiveType.REDUCE, gradients)
+        self._add_collective("replicate weights", CollectiveType.BROADCAST, self._weight_bytes(stage))
+        self._add_collective("scatter tokens", CollectiveType.SCATTER, tokens * TOKEN_BYTES)
+        self._add_compute("forward", _non_loss_operations(pass_operations(units, forward.kind)), forward)
+        self._add_collective("gather logits", CollectiveType.GATHER, logits)
+        if self.is_root:
+            *_, head_unit = self.full_batch_units
+            self._add_compute("loss", _loss_operations(head_unit.forward), forward)
+            self._add_compute("loss gradient", _loss_operations(head_unit.backward), backward)
+        self._add_collective("scatter gradients of logits", CollectiveType.SCATTER, logits)
+        self._add_compute("backward", _non_loss_operations(pass_operations(units, backward.kind)), backward)
+        gradients = self._parameter_count(stage, self.plan.trained_groups) * recipe.weight_formats.gradients.bytes
+        self._add_collective("reduce gradients", CollectiveType.REDUCE, gradients)
 
-    def _count(self, stage: PipelineStage, groups: Iterable[ParameterGroup]) -> int:
+    def _parameter_count(self, stage: PipelineStage, groups: Iterable[ParameterGroup]) -> int:
         """Parameters of some groups."""
         return sum(self.plan.parameter_count(stage, group.name) for group in groups)
 
-    def _stored(self, stage: PipelineStage) -> Bytes:
+    def _weight_bytes(self, stage: PipelineStage) -> Bytes:
         """Bytes of all weights."""
         groups = self.plan.parameter_groups
-        return sum(self._count(stage, (group,)) * group.formats.stored.bytes for group in groups)
+        return sum(self._parameter_count(stage, (group,)) * group.formats.stored.bytes for group in groups)
 
-    def _optimize(self, parameters: int) -> None:
+    def _add_optimizer(self, parameter_count: int) -> None:
         training = self.plan.training
-        kernels = optimizer_step_kernels(training, parameters)
+        kernels = optimizer_step_kernels(training, parameter_count)
         if training.gradient_clipping:
-            kernels = (*gradient_norm_kernels(training, parameters), *kernels)
-        self._compute("optimizer", [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels], None)
+            kernels = (*gradient_norm_kernels(training, parameter_count), *kernels)
+        self._add_compute("optimizer", [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels], None)
 
-    def _compute(self, name: str, operations: list[Operation], action: Action | None) -> None:
-        block = self.blocks.block((name, self.root), name, operations)
-        self.last = (self.tasks.add(Stream.COMPUTE, ComputeTask(block, self.last, action)),)
+    def _add_compute(self, name: str, operations: list[Operation], action: Action | None) -> None:
+        segment = self.segments.segment((name, self.is_root), name, operations)
+        self.last_task = (self.tasks.add(Stream.COMPUTE, ComputeTask(segment, self.last_task, action)),)
 
-    def _communicate(self, name: str, collective: CollectiveType, payload: Bytes) -> None:
-        task = CollectiveTask(CommOp(name, collective, DP_GROUP.name, float(payload)), self.last)
-        self.last = (self.tasks.add(Stream.DP, task),)
+    def _add_collective(self, name: str, collective: CollectiveType, payload: Bytes) -> None:
+        task = CollectiveTask(CommOp(name, collective, DP_GROUP.name, float(payload)), self.last_task)
+        self.last_task = (self.tasks.add(Stream.DP, task),)
 
     @property
-    def _tokens(self) -> int:
+    def _global_tokens(self) -> int:
         """Tokens of a microbatch on all GPUs together."""
         return self.plan.layout.dp * self.plan.training.microbatch * self.plan.training.sequence
 
@@ -116,9 +122,9 @@ def _is_loss(operation: Operation) -> bool:
     return operation.kernel is not None and operation.kernel.kind is KernelKind.LOSS
 
 
-def _loss(operations: Iterable[Operation]) -> list[Operation]:
+def _loss_operations(operations: Iterable[Operation]) -> list[Operation]:
     return [operation for operation in operations if _is_loss(operation)]
 
 
-def _without_loss(operations: Iterable[Operation]) -> list[Operation]:
+def _non_loss_operations(operations: Iterable[Operation]) -> list[Operation]:
     return [operation for operation in operations if not _is_loss(operation)]

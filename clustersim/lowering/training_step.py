@@ -16,12 +16,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from clustersim.lowering.data_parallel import data_lowering
-from clustersim.lowering.overheads import cast_weights, report_loss, report_step, sum_norms, take_batch, zero_gradients
-from clustersim.lowering.program_builder import DataLowering, Lowering, Pass
-from clustersim.lowering.task_list import Blocks
-from clustersim.lowering.torch_data_parallel import lower_naive
-from clustersim.lowering.units import Units
+from clustersim.lowering.data_parallel import select_data_lowering
+from clustersim.lowering.overheads import (
+    add_batch_fetch,
+    add_gradient_zeroing,
+    add_microbatch_loss,
+    add_norm_gradient_sync,
+    add_step_loss,
+    add_weight_casts,
+)
+from clustersim.lowering.program_builder import DataParallelLowering, RankProgramBuilder, StagePass
+from clustersim.lowering.task_list import SegmentCache
+from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
+from clustersim.lowering.units import UnitBuilder
 from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
 from clustersim.model.kernels import Kernel
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
@@ -62,142 +69,169 @@ from clustersim.program.task import (
 from clustersim.schedules.validation import runs_with_paired_sends
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
-_NORM: Final = "gradient norm"
-_PAIR: Final = (FORWARD, BACKWARD)
-_RECEIVE: Final = Stream.RECEIVE
-_SEND: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
+_NORM_NAME: Final = "gradient norm"
+_PAIRED_KINDS: Final = (FORWARD, BACKWARD)
+_RECEIVE_STREAM: Final = Stream.RECEIVE
+_SEND_STREAM: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
-def lower(plan: Plan, order: PipelineOrder, steps: int = 1) -> Program:
+def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program:
     """The program of one training step; `order` says in which order each pipeline rank works.
 
     steps: for how many there are to be loads of experts.
     """
     groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
     if isinstance(plan.layout.data, NaiveDataParallel):
-        return lower_naive(plan, groups)
-    blocks, units, backwards, together = Blocks(), Units(plan), _backwards(order), _sends_together(plan, order)
-    programs = tuple(
-        _rank(Lowering(plan, units, blocks, _last_backwards(steps), backwards, together), rank, steps)
-        for rank, steps in enumerate(order)
+        return lower_torch_data_parallel(plan, groups)
+    segments, units, backward_kinds, paired_sends = (
+        SegmentCache(),
+        UnitBuilder(plan),
+        _backward_kinds(order),
+        _has_paired_sends(plan, order),
     )
-    used = {exchange.comm_group for program in programs for exchange in program.comm_ops}
+    programs = tuple(
+        _lower_rank(
+            RankProgramBuilder(plan, units, segments, _final_backwards(entries), backward_kinds, paired_sends),
+            rank,
+            entries,
+        )
+        for rank, entries in enumerate(order)
+    )
+    used_groups = {comm_op.comm_group for program in programs for comm_op in program.comm_ops}
     return Program(
         programs=programs,
         program_index=plan.layout.mesh.rank_coordinates(PIPELINE),
-        groups={role: group for role, group in groups.items() if role in used},
-        expert_loads=build_load_factors(plan, steps),
+        groups={comm_group: group for comm_group, group in groups.items() if comm_group in used_groups},
+        expert_loads=build_load_factors(plan, step_count),
     )
 
 
-def _backwards(order: PipelineOrder) -> dict[tuple[int, int], ActionKind]:
+def _backward_kinds(order: PipelineOrder) -> dict[tuple[int, int], ActionKind]:
     """By stage and microbatch, as what a gradient from the next stage is received."""
-    receiving = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-    every = (action for steps in order for action in flatten_entries(steps) if action.kind in receiving)
-    return {(action.stage, action.microbatch): action.kind for action in every}
+    receiving_kinds = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+    actions = (action for steps in order for action in flatten_entries(steps) if action.kind in receiving_kinds)
+    return {(action.stage, action.microbatch): action.kind for action in actions}
 
 
-def _last_backwards(steps: tuple[ScheduleEntry, ...]) -> frozenset[Action]:
+def _final_backwards(entries: tuple[ScheduleEntry, ...]) -> frozenset[Action]:
     """The last action that completes gradients, of each stage."""
-    completing = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
-    return frozenset({action.stage: action for action in flatten_entries(steps) if action.kind in completing}.values())
+    completing_kinds = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+    return frozenset(
+        {action.stage: action for action in flatten_entries(entries) if action.kind in completing_kinds}.values()
+    )
 
 
-def _rank(low: Lowering, rank: int, steps: tuple[ScheduleEntry, ...]) -> RankProgram:
+def _lower_rank(builder: RankProgramBuilder, rank: int, entries: tuple[ScheduleEntry, ...]) -> RankProgram:
     """The tasks of every rank with this pipeline coordinate."""
-    data = data_lowering(low.plan)
-    stages = low.plan.stages_on_rank(rank)
-    data.begin(low, stages)
-    zero_gradients(low, stages)
-    cast_weights(low, stages)
-    _run(low, data, _parted(low.plan, steps))
-    last = low.computed or 0
-    data.reduce(low, stages, last)
-    _tie_embeddings(low, stages, last)
-    sum_norms(low, stages)
-    halves = ActionKind.INPUT_GRADIENT in low.backwards.values()
-    updated = _optimize(low, stages, rank if halves and low.plan.layout.pp > 1 else None)
-    data.end(low, stages, updated)
-    report_step(low, stages, updated)
-    return low.tasks.program()
+    data_lowering = select_data_lowering(builder.plan)
+    stages = builder.plan.stages_on_rank(rank)
+    data_lowering.begin_step(builder, stages)
+    add_gradient_zeroing(builder, stages)
+    add_weight_casts(builder, stages)
+    _lower_passes(builder, data_lowering, _flatten_dependent_pairs(builder.plan, entries))
+    last_task = builder.last_compute or 0
+    data_lowering.reduce_gradients(builder, stages, last_task)
+    _reduce_tied_embeddings(builder, stages, last_task)
+    add_norm_gradient_sync(builder, stages)
+    splits_backward = ActionKind.INPUT_GRADIENT in builder.backward_kinds.values()
+    optimizer_task = _add_optimizer(builder, stages, rank if splits_backward and builder.plan.layout.pp > 1 else None)
+    data_lowering.end_step(builder, stages, optimizer_task)
+    add_step_loss(builder, stages, optimizer_task)
+    return builder.tasks.build()
 
 
-def _parted(plan: Plan, steps: tuple[ScheduleEntry, ...]) -> list[ScheduleEntry]:
+def _flatten_dependent_pairs(plan: Plan, entries: tuple[ScheduleEntry, ...]) -> list[ScheduleEntry]:
     """Steps, with the passes of pairs one after the other where they do not run side by side."""
-    beside = plan.layout.overlap_expert_communication
-    return [item for step in steps for item in ((step,) if beside and _apart(step) else flatten_entry(step))]
+    overlaps_moe = plan.layout.overlap_expert_communication
+    return [
+        item
+        for entry in entries
+        for item in ((entry,) if overlaps_moe and _is_independent(entry) else flatten_entry(entry))
+    ]
 
 
-def _apart(step: ScheduleEntry) -> bool:
+def _is_independent(entry: ScheduleEntry) -> bool:
     """Whether no pass of a step reads what another of it makes."""
-    return isinstance(step, Action) or step.forward[::2] != step.backward[::2]
+    return isinstance(entry, Action) or entry.forward[::2] != entry.backward[::2]
 
 
-def _run(low: Lowering, data: DataLowering, steps: list[ScheduleEntry]) -> None:
+def _lower_passes(
+    builder: RankProgramBuilder, data_lowering: DataParallelLowering, entries: list[ScheduleEntry]
+) -> None:
     """Issue all passes of a rank, and their messages."""
-    sent: tuple[int, ...] = ()
-    held: Action | None = None
-    for step, following in zip(steps, (*steps[1:], None), strict=True):
-        if isinstance(step, OverlappedPair):
-            sent = _side_by_side(low, data, step, sent)
+    awaited: tuple[int, ...] = ()
+    held_forward: Action | None = None
+    for entry, next_entry in zip(entries, (*entries[1:], None), strict=True):
+        if isinstance(entry, OverlappedPair):
+            awaited = _lower_overlapped_pair(builder, data_lowering, entry, awaited)
             continue
-        done, loss = _pass(low, data, step, sent)
-        if low.together and isinstance(following, Action) and (step.kind, following.kind) == _PAIR:
-            held, sent = step, loss
+        last_task, loss_tasks = _lower_pass(builder, data_lowering, entry, awaited)
+        if builder.paired_sends and isinstance(next_entry, Action) and (entry.kind, next_entry.kind) == _PAIRED_KINDS:
+            held_forward, awaited = entry, loss_tasks
             continue
-        sent = () if held is None else _send(low, held, done)
-        sent, held = (*sent, *_send(low, step, done), *loss), None
+        awaited = () if held_forward is None else _add_send(builder, held_forward, last_task)
+        awaited, held_forward = (*awaited, *_add_send(builder, entry, last_task), *loss_tasks), None
 
 
-def _pass(low: Lowering, data: DataLowering, action: Action, after: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+def _lower_pass(
+    builder: RankProgramBuilder, data_lowering: DataParallelLowering, action: Action, depends_on: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]]:
     """Issue a pass; return the task after which its output is there, and what the next pass waits for by its loss."""
-    run = take_batch(low, _receive(low, Pass(low.plan.stages[action.stage], action, after)))
-    done = data.run(low, run)
-    return done, report_loss(low, run, done)
+    stage_pass = add_batch_fetch(
+        builder, _add_receive(builder, StagePass(builder.plan.stages[action.stage], action, depends_on))
+    )
+    last_task = data_lowering.lower_pass(builder, stage_pass)
+    return last_task, add_microbatch_loss(builder, stage_pass, last_task)
 
 
-def _side_by_side(low: Lowering, data: DataLowering, pair: OverlappedPair, after: tuple[int, ...]) -> tuple[int, ...]:
+def _lower_overlapped_pair(
+    builder: RankProgramBuilder, data_lowering: DataParallelLowering, pair: OverlappedPair, depends_on: tuple[int, ...]
+) -> tuple[int, ...]:
     """Issue a forward and a backward that take turns; return what the next pass waits for because of them."""
-    low.paired, first = True, len(low.tasks)
-    forward, loss = _pass(low, data, pair.forward, after)
-    second = len(low.tasks)
-    backward, _ = _pass(low, data, pair.backward, after)
-    low.tasks.weave(first, second)
-    low.paired = False
-    return (*_send(low, pair.forward, forward), *_send(low, pair.backward, backward), *loss)
+    builder.in_overlapped_pair, forward_begin = True, len(builder.tasks)
+    forward, loss_tasks = _lower_pass(builder, data_lowering, pair.forward, depends_on)
+    backward_begin = len(builder.tasks)
+    backward, _ = _lower_pass(builder, data_lowering, pair.backward, depends_on)
+    builder.tasks.interleave(forward_begin, backward_begin)
+    builder.in_overlapped_pair = False
+    return (*_add_send(builder, pair.forward, forward), *_add_send(builder, pair.backward, backward), *loss_tasks)
 
 
-def _receive(low: Lowering, run: Pass) -> Pass:
+def _add_receive(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
     """Wait for what another pipeline rank sends; without sequence parallelism its parts are gathered on arrival."""
-    stage, action, after, _ = run
+    stage, action, depends_on, _ = stage_pass
     key = action.stage, action.kind
-    if key not in low.arrivals:
-        low.arrivals[key] = _arrival(low, *key)
-    message, arriving = low.arrivals[key]
+    if key not in builder.stage_inputs:
+        builder.stage_inputs[key] = _stage_input(builder, *key)
+    message, input_operations = builder.stage_inputs[key]
     if message is None:
-        return run
-    task = low.tasks.add(_RECEIVE, ReceiveTask(message, action))
-    return Pass(stage, action, (*after, task), arriving)
+        return stage_pass
+    task = builder.tasks.add(_RECEIVE_STREAM, ReceiveTask(message, action))
+    return StagePass(stage, action, (*depends_on, task), input_operations)
 
 
-def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[CommOp | None, tuple[Operation, ...]]:
+def _stage_input(
+    builder: RankProgramBuilder, stage: int, kind: ActionKind
+) -> tuple[CommOp | None, tuple[Operation, ...]]:
     """What the passes of a stage receive, None: nothing; and what is done to it before they run."""
-    layout, forward = low.plan.layout, kind is FORWARD
+    layout, forward = builder.plan.layout, kind is FORWARD
     source = stage + (-1 if forward else 1)
-    message = _message(low, kind, source, stage)
+    message = _stage_message(builder, kind, source, stage)
     if message is None or layout.tp == 1 or layout.sequence_parallel:
         return message, ()
-    size = low.plan.sent_activation_count(min(source, stage)) * low.plan.activation_bytes
+    size = builder.plan.sent_activation_count(min(source, stage)) * builder.plan.activation_bytes
     gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, TP_GROUP.name, size)
     return message, (Operation(gather, WorkType.FORWARD if forward else WorkType.BACKWARD),)
 
 
-def _message(low: Lowering, kind: ActionKind, source: int, target: int) -> CommOp | None:
+def _stage_message(
+    builder: RankProgramBuilder, kind: ActionKind, source_stage: int, target_stage: int
+) -> CommOp | None:
     """What a pass's output is sent as from stage to stage; None where nothing is sent."""
-    return None if kind is ActionKind.WEIGHT_GRADIENT else low.message(source, target)
+    return None if kind is ActionKind.WEIGHT_GRADIENT else builder.p2p_message(source_stage, target_stage)
 
 
-def _sends_together(plan: Plan, order: PipelineOrder) -> bool:
+def _has_paired_sends(plan: Plan, order: PipelineOrder) -> bool:
     """Whether a forward's output waits for that of a backward right behind it, with which it is sent.
 
     So does Megatron-LM's interleaved schedule where sends are not overlapped: after each forward and backward of its
@@ -207,175 +241,212 @@ def _sends_together(plan: Plan, order: PipelineOrder) -> bool:
     """
     if plan.layout.pipeline_overlap or plan.placement.max_chunks == 1:
         return False
-    whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
-    return whole and runs_with_paired_sends(order)
+    is_steady = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
+    return is_steady and runs_with_paired_sends(order)
 
 
-def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
+def _add_send(builder: RankProgramBuilder, action: Action, last_task: int) -> tuple[int, ...]:
     """Send a pass's output on; return what the next pass must wait for because of it."""
     stage, kind, microbatch = action
     forward = kind is FORWARD
     target = stage + (1 if forward else -1)
     key = stage, kind
-    if key not in low.departures:
-        low.departures[key] = _message(low, kind, stage, target)
-    message = low.departures[key]
+    if key not in builder.stage_outputs:
+        builder.stage_outputs[key] = _stage_message(builder, kind, stage, target)
+    message = builder.stage_outputs[key]
     if message is None:
         return ()
-    tag = Action(target, kind if forward else low.backwards[target, microbatch], microbatch)
-    task = low.tasks.add(_SEND[forward], SendTask(message, tag, (done,)))
-    return () if low.plan.layout.pipeline_overlap else (task,)
+    tag = Action(target, kind if forward else builder.backward_kinds[target, microbatch], microbatch)
+    task = builder.tasks.add(_SEND_STREAM[forward], SendTask(message, tag, (last_task,)))
+    return () if builder.plan.layout.pipeline_overlap else (task,)
 
 
-def _tie_embeddings(low: Lowering, stages: tuple[PipelineStage, ...], after: int) -> None:
+def _reduce_tied_embeddings(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...], last_task: int) -> None:
     """Add up the gradients of an embedding that several pipeline ranks hold."""
-    tables = low.plan.embedding_ranks
-    holds = any(low.plan.placement.stage_ranks[stage.index] in tables for stage in stages)
-    (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
-    if not (len(tables) > 1 and holds and dense.is_trained):
+    embedding_ranks = builder.plan.embedding_ranks
+    holds_embedding = any(builder.plan.placement.stage_ranks[stage.index] in embedding_ranks for stage in stages)
+    (dense,) = (group for group in builder.plan.parameter_groups if group.name == DENSE)
+    if not (len(embedding_ranks) > 1 and holds_embedding and dense.is_trained):
         return
-    rows = low.plan.layer_shard.vocab_rows(low.plan.model.vocab)
-    shards = (
-        dense.shard_count if low.plan.layout.data.zero_stage > 1 else 1
+    vocab_rows = builder.plan.layer_shard.vocab_rows(builder.plan.model.vocab)
+    shard_count = (
+        dense.shard_count if builder.plan.layout.data.zero_stage > 1 else 1
     )  # ZeRO-2 and -3 hold a part of the gradient
-    form = dense.formats.gradients
-    payload = float(rows * low.plan.model.hidden * form.bytes / shards)
-    exchange = CommOp(
-        "reduce tied embedding", CollectiveType.ALL_REDUCE, EMBEDDING_GROUP.name, payload, reduce_dtype=form
+    gradient_dtype = dense.formats.gradients
+    payload = float(vocab_rows * builder.plan.model.hidden * gradient_dtype.bytes / shard_count)
+    comm_op = CommOp(
+        "reduce tied embedding", CollectiveType.ALL_REDUCE, EMBEDDING_GROUP.name, payload, reduce_dtype=gradient_dtype
     )
-    low.reducing.append(low.tasks.add(Stream.DP, CollectiveTask(exchange, (after, *low.reducing[-1:]))))
+    builder.reduction_tasks.append(
+        builder.tasks.add(Stream.DP, CollectiveTask(comm_op, (last_task, *builder.reduction_tasks[-1:])))
+    )
 
 
-def _optimize(low: Lowering, stages: tuple[PipelineStage, ...], place: int | None) -> int:
+def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...], pipeline_rank: int | None) -> int:
     """Clip and apply the gradients that this rank updates; return the optimizer's task.
 
     place: on which pipeline rank, where the norm is handed on along the pipeline; None: it is summed at once.
     """
-    plan = low.plan
-    updated = list(_updated(plan, stages))
-    ready = _ready(low, updated, at_once=place is None)
-    updated = [(with_upcast_gradients(training), count) for training, count in updated]
-    after = tuple(low.reducing)
+    plan = builder.plan
+    updates = list(_updated_parameters(plan, stages))
+    prepare = _prepare_gradients(builder, updates, norm_all_reduced=pipeline_rank is None)
+    updates = [(with_upcast_gradients(training), count) for training, count in updates]
+    depends_on = tuple(builder.reduction_tasks)
     if plan.training.gradient_clipping:
         kernels = [
-            *ready,
-            *(step for training, count in updated for step in _steps(gradient_norm_kernels(training, count))),
+            *prepare,
+            *(
+                optimizer_operation
+                for training, count in updates
+                for optimizer_operation in _optimizer_operations(gradient_norm_kernels(training, count))
+            ),
         ]
-        after, ready = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels), []
-    share = plan.training.offload.share
-    here = [(training, (1.0 - share) * count) for training, count in updated if share < 1.0]
-    steps = [
-        *ready,
-        *(operation for training, count in here for operation in _steps(optimizer_step_kernels(training, count))),
+        depends_on, prepare = (
+            _add_global_norm(builder, kernels)
+            if pipeline_rank is None
+            else _add_running_norm(builder, pipeline_rank, kernels),
+            [],
+        )
+    host_share = plan.training.offload.share
+    device_updates = [(training, (1.0 - host_share) * count) for training, count in updates if host_share < 1.0]
+    operations = [
+        *prepare,
+        *(
+            operation
+            for training, count in device_updates
+            for operation in _optimizer_operations(optimizer_step_kernels(training, count))
+        ),
     ]
-    back = list(_update_on_host(low, sum(len(low.units.of(stage)) for stage in stages), updated, after))
-    if not back:
-        return _update_here(low, steps, after)
-    if steps:
-        _update_here(low, steps, after)
-    return _update_here(low, [], (back[-1],))  # the step is done when the weights are back
+    host_tasks = list(
+        _add_host_updates(builder, sum(len(builder.units.stage_units(stage)) for stage in stages), updates, depends_on)
+    )
+    if not host_tasks:
+        return _add_device_update(builder, operations, depends_on)
+    if operations:
+        _add_device_update(builder, operations, depends_on)
+    return _add_device_update(builder, [], (host_tasks[-1],))  # the step is done when the weights are back
 
 
-def _ready(low: Lowering, updated: list[tuple[Training, float]], *, at_once: bool) -> list[Operation]:
+def _prepare_gradients(
+    builder: RankProgramBuilder, updates: list[tuple[Training, float]], *, norm_all_reduced: bool
+) -> list[Operation]:
     """What makes gradients as the optimizer reads them, where they are here: run first, or else to be run.
 
     Whether the gradients of an FP16 run are finite all ranks of a model hear before anything else is done with them;
     where the norm is handed on along the pipeline (not `at_once`) they hear it with that.
     """
-    if low.plan.training.offload.offloads_gradients:
+    if builder.plan.training.offload.offloads_gradients:
         return []
-    made = [step for training, count in updated for step in _steps(upcast_kernels(training, count))]
-    made += [
-        operation
-        for training, count in updated
-        for operation in _steps(unscale_kernels(with_upcast_gradients(training), count))
+    operations = [
+        optimizer_operation
+        for training, count in updates
+        for optimizer_operation in _optimizer_operations(upcast_kernels(training, count))
     ]
-    if not (at_once and unscales_gradients(low.plan.training)):
-        return made
-    task = low.beside("unscale gradients", made, low.reducing)
-    low.reducing = [*_over_copies(low, "found infinite", task)]
+    operations += [
+        operation
+        for training, count in updates
+        for operation in _optimizer_operations(unscale_kernels(with_upcast_gradients(training), count))
+    ]
+    if not (norm_all_reduced and unscales_gradients(builder.plan.training)):
+        return operations
+    task = builder.add_standalone("unscale gradients", operations, builder.reduction_tasks)
+    builder.reduction_tasks = [*_all_reduce_over_copy(builder, "found infinite", task)]
     return []
 
 
-def _update_here(low: Lowering, steps: list[Operation], after: tuple[int, ...]) -> int:
-    block = low.blocks.block(("optimizer", tuple(steps)), "optimizer", steps)
-    return low.tasks.add(Stream.COMPUTE, ComputeTask(block, after))
+def _add_device_update(builder: RankProgramBuilder, operations: list[Operation], depends_on: tuple[int, ...]) -> int:
+    segment = builder.segments.segment(("optimizer", tuple(operations)), "optimizer", operations)
+    return builder.tasks.add(Stream.COMPUTE, ComputeTask(segment, depends_on))
 
 
-def _update_on_host(
-    low: Lowering, pieces: int, updated: list[tuple[Training, float]], after: tuple[int, ...]
+def _add_host_updates(
+    builder: RankProgramBuilder, slice_count: int, updates: list[tuple[Training, float]], depends_on: tuple[int, ...]
 ) -> Iterator[int]:
     """Update the host's part of the parameters, in so many pieces; yield the tasks after which weights are there."""
-    offload = low.plan.training.offload
-    for training, count in (item for item in updated if item[1] and offload.states is not None):
-        part, formats = offload.share * count / pieces, training.recipe.weight_formats
-        (kernel,) = optimizer_step_kernels(replace(training, fused=True), part)
-        for _ in range(pieces):
-            ready = after
+    offload = builder.plan.training.offload
+    for training, count in (update for update in updates if update[1] and offload.states is not None):
+        slice_parameters, formats = offload.share * count / slice_count, training.recipe.weight_formats
+        (kernel,) = optimizer_step_kernels(replace(training, fused=True), slice_parameters)
+        for _ in range(slice_count):
+            inputs = depends_on
             if not offload.offloads_gradients:
-                ready = (low.host.run(HostOpKind.D2H, "offload gradients", part * formats.gradients.bytes, after),)
-            task = low.host.run(HostOpKind.ON_HOST, "optimizer on the host", kernel.bytes, ready)
+                inputs = (
+                    builder.host_tasks.add_host_op(
+                        HostOpKind.D2H, "offload gradients", slice_parameters * formats.gradients.bytes, depends_on
+                    ),
+                )
+            task = builder.host_tasks.add_host_op(HostOpKind.ON_HOST, "optimizer on the host", kernel.bytes, inputs)
             if not offload.offloads_shards:
-                task = low.host.run(HostOpKind.H2D, "fetch weights", part * formats.stored.bytes, (task,))
+                task = builder.host_tasks.add_host_op(
+                    HostOpKind.H2D, "fetch weights", slice_parameters * formats.stored.bytes, (task,)
+                )
             yield task
 
 
-def _updated(plan: Plan, stages: tuple[PipelineStage, ...]) -> Iterator[tuple[Training, float]]:
+def _updated_parameters(plan: Plan, stages: tuple[PipelineStage, ...]) -> Iterator[tuple[Training, float]]:
     """How many parameters a rank updates, those in the same formats together, as a training in these formats."""
     counts: dict[WeightFormats, float] = {}
     for group in plan.trained_groups:
-        held = sum(plan.parameter_count(stage, group.name) for stage in stages)
-        counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shard_count
+        parameter_count = sum(plan.parameter_count(stage, group.name) for stage in stages)
+        counts[group.formats] = counts.get(group.formats, 0.0) + parameter_count / group.shard_count
     for formats, count in counts.items():
         yield plan.with_weight_formats(formats), count
 
 
-def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
+def _add_global_norm(builder: RankProgramBuilder, kernels: list[Operation]) -> tuple[int, ...]:
     """Sum the squares of all gradients; return the task after which the sum is there."""
-    task = _squares(low, kernels)
-    return _over_copies(low, _NORM, task)
+    squares_task = _add_squared_sum(builder, kernels)
+    return _all_reduce_over_copy(builder, _NORM_NAME, squares_task)
 
 
-def _over_copies(low: Lowering, name: str, after: int) -> tuple[int, ...]:
+def _all_reduce_over_copy(builder: RankProgramBuilder, name: str, task: int) -> tuple[int, ...]:
     """Sum a number over all that hold one copy of the gradients together, of each group of weights."""
-    roles = single_copy_groups(low.plan.layout, low.plan.trained_groups)
-    exchanges = (CommOp(name, CollectiveType.ALL_REDUCE, role.name, NORM_BYTES) for role in roles)
-    return tuple(low.communicate(exchange, (after,)) for exchange in exchanges)
+    comm_groups = single_copy_groups(builder.plan.layout, builder.plan.trained_groups)
+    comm_ops = (CommOp(name, CollectiveType.ALL_REDUCE, comm_group.name, NORM_BYTES) for comm_group in comm_groups)
+    return tuple(builder.add_dp_collective(comm_op, (task,)) for comm_op in comm_ops)
 
 
-def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[int, ...]:
+def _add_running_norm(builder: RankProgramBuilder, pipeline_rank: int, kernels: list[Operation]) -> tuple[int, ...]:
     """Sum the squares of gradients up to this pipeline rank, hand them on; return the tasks after which they are there.
 
     Messages are tagged as the last weight gradient of a stage of the rank's number, which itself sends nothing.
     """
-    inside = [TP_GROUP.name] if low.plan.layout.tp > 1 else []
-    if low.plan.layout.has_expert_mesh and any(group.name == EXPERTS for group in low.plan.trained_groups):
-        inside.append(ETP_EP_GROUP.name)
-    sums = (CommOp(_NORM, CollectiveType.ALL_REDUCE, role, NORM_BYTES) for role in inside)
-    kernels = [*kernels, *(Operation(comm_op, WorkType.OPTIMIZER) for comm_op in sums)]
-    there: tuple[int, ...] = (_squares(low, kernels),)
-    for role in dict.fromkeys(group.shard_group for group in low.plan.trained_groups if group.shard_count > 1):
-        if role is not None:
-            there = (low.communicate(CommOp(_NORM, CollectiveType.ALL_REDUCE, role.name, NORM_BYTES), there),)
-    message = CommOp(_NORM, CollectiveType.SEND_RECV, PP_NEXT_GROUP.name, NORM_BYTES)
-    tag = Action(rank, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
-    if rank > 0:
-        there = (*there, low.tasks.add(Stream.RECEIVE, ReceiveTask(message, tag)))
-    if rank + 1 < low.plan.layout.pp:
-        low.tasks.add(Stream.SEND_NEXT, SendTask(message, tag._replace(stage=rank + 1), there))
-    return there
+    reduce_groups = [TP_GROUP.name] if builder.plan.layout.tp > 1 else []
+    if builder.plan.layout.has_expert_mesh and any(group.name == EXPERTS for group in builder.plan.trained_groups):
+        reduce_groups.append(ETP_EP_GROUP.name)
+    comm_ops = (CommOp(_NORM_NAME, CollectiveType.ALL_REDUCE, comm_group, NORM_BYTES) for comm_group in reduce_groups)
+    kernels = [*kernels, *(Operation(comm_op, WorkType.OPTIMIZER) for comm_op in comm_ops)]
+    partial_norm: tuple[int, ...] = (_add_squared_sum(builder, kernels),)
+    for comm_group in dict.fromkeys(
+        group.shard_group for group in builder.plan.trained_groups if group.shard_count > 1
+    ):
+        if comm_group is not None:
+            partial_norm = (
+                builder.add_dp_collective(
+                    CommOp(_NORM_NAME, CollectiveType.ALL_REDUCE, comm_group.name, NORM_BYTES), partial_norm
+                ),
+            )
+    message = CommOp(_NORM_NAME, CollectiveType.SEND_RECV, PP_NEXT_GROUP.name, NORM_BYTES)
+    tag = Action(pipeline_rank, ActionKind.WEIGHT_GRADIENT, builder.plan.microbatches - 1)
+    if pipeline_rank > 0:
+        partial_norm = (*partial_norm, builder.tasks.add(Stream.RECEIVE, ReceiveTask(message, tag)))
+    if pipeline_rank + 1 < builder.plan.layout.pp:
+        builder.tasks.add(Stream.SEND_NEXT, SendTask(message, tag._replace(stage=pipeline_rank + 1), partial_norm))
+    return partial_norm
 
 
-def _squares(low: Lowering, operations: list[Operation]) -> int:
+def _add_squared_sum(builder: RankProgramBuilder, operations: list[Operation]) -> int:
     """Sum the squares of this rank's gradients once they are reduced, where they are; return the task."""
-    after = tuple(low.reducing)
-    if low.plan.training.offload.offloads_gradients:
-        read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
-        after = (low.host.run(HostOpKind.ON_HOST, f"{_NORM} on the host", read, after),)
+    depends_on = tuple(builder.reduction_tasks)
+    if builder.plan.training.offload.offloads_gradients:
+        bytes_read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
+        depends_on = (
+            builder.host_tasks.add_host_op(HostOpKind.ON_HOST, f"{_NORM_NAME} on the host", bytes_read, depends_on),
+        )
         operations = [operation for operation in operations if operation.kernel is None]
-    block = low.blocks.block(("norm", tuple(operations)), "gradient norm", operations)
-    return low.tasks.add(Stream.COMPUTE, ComputeTask(block, after))
+    segment = builder.segments.segment(("norm", tuple(operations)), "gradient norm", operations)
+    return builder.tasks.add(Stream.COMPUTE, ComputeTask(segment, depends_on))
 
 
-def _steps(kernels: tuple[Kernel, ...]) -> list[Operation]:
+def _optimizer_operations(kernels: tuple[Kernel, ...]) -> list[Operation]:
     return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]

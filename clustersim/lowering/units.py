@@ -41,15 +41,15 @@ class Unit:
     name: str
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
-    inputs: tuple[Operation, ...]
-    weights: tuple[Operation, ...]
-    counts: Mapping[str, int]
-    head: bool = False
+    input_gradients: tuple[Operation, ...]
+    weight_gradients: tuple[Operation, ...]
+    parameters_by_group: Mapping[str, int]
+    is_head: bool = False
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Parameters on this rank."""
-        return sum(self.counts.values())
+        return sum(self.parameters_by_group.values())
 
     def operations(self, kind: ActionKind) -> tuple[Operation, ...]:
         """Operations of a pass through the unit."""
@@ -59,13 +59,13 @@ class Unit:
             case ActionKind.BACKWARD:
                 return self.backward
             case ActionKind.INPUT_GRADIENT:
-                return self.inputs
+                return self.input_gradients
             case ActionKind.WEIGHT_GRADIENT:
-                return self.weights
+                return self.weight_gradients
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitBuilder:
     """Builds the units of a plan's stages; equal units share their operations.
 
     What is known of stages is kept by their numbers, and of layers by their kind's identity first, because to hash
@@ -73,62 +73,68 @@ class Units:
     """
 
     plan: Plan
-    _known: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
-    _layers: dict[tuple[LayerSpec, bool, bool, int | None], Unit] = field(default_factory=dict)
-    _met: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
-    _operations: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
-    _shapes: dict[int, int] = field(default_factory=dict)
-    _numbers: dict[tuple[LayerStack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
+    _units_by_stage: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
+    _layers_by_spec: dict[tuple[LayerSpec, bool, bool, int | None], Unit] = field(default_factory=dict)
+    _layers_by_spec_id: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
+    _operation_cache: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
+    _stage_class_cache: dict[int, int] = field(default_factory=dict)
+    _class_by_content: dict[tuple[LayerStack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
 
-    def of(self, stage: PipelineStage) -> tuple[Unit, ...]:
+    def stage_units(self, stage: PipelineStage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
-        if stage.index not in self._known:
-            self._known[stage.index] = self._build(stage)
-        return self._known[stage.index]
+        if stage.index not in self._units_by_stage:
+            self._units_by_stage[stage.index] = self._build_stage(stage)
+        return self._units_by_stage[stage.index]
 
-    def shape(self, stage: PipelineStage) -> int:
+    def stage_class(self, stage: PipelineStage) -> int:
         """A number that stages have in common whose work is equal."""
-        known = self._shapes.get(stage.index)
-        if known is None:
-            what = stage.stack, stage.has_embedding, stage.has_head, self.plan.load_indices(stage)
-            known = self._shapes[stage.index] = self._numbers.setdefault(what, len(self._numbers))
-        return known
+        stage_class = self._stage_class_cache.get(stage.index)
+        if stage_class is None:
+            content = stage.stack, stage.has_embedding, stage.has_head, self.plan.load_indices(stage)
+            stage_class = self._stage_class_cache[stage.index] = self._class_by_content.setdefault(
+                content, len(self._class_by_content)
+            )
+        return stage_class
 
-    def operations(self, stage: PipelineStage, kind: ActionKind) -> tuple[Operation, ...]:
+    def stage_operations(self, stage: PipelineStage, kind: ActionKind) -> tuple[Operation, ...]:
         """Operations of a pass through a whole stage."""
-        found = self._operations.get((stage.index, kind))
-        if found is None:
-            found = self._operations[stage.index, kind] = operations_of(self.of(stage), kind)
-        return found
+        operations = self._operation_cache.get((stage.index, kind))
+        if operations is None:
+            operations = self._operation_cache[stage.index, kind] = pass_operations(self.stage_units(stage), kind)
+        return operations
 
-    def _build(self, stage: PipelineStage) -> tuple[Unit, ...]:
-        every = [run for run in self.plan.layer_runs(stage) for _ in range(run.layers.count)]
-        layers = [self.layer(*item) for item in zip(every, self.plan.load_indices(stage), strict=True)]
-        before = [self.embedding(self.plan.embedding)] if stage.has_embedding else []
-        further = [self.embedding(mtp_embedding) for mtp_embedding in self.plan.mtp_embeddings(stage)]
-        behind = len(layers) - stage.mtp_layer_count
-        after = [self.head(self.plan.stage_head(stage))] if stage.has_head else []
-        return (*before, *layers[:behind], *further, *layers[behind:], *after)
+    def _build_stage(self, stage: PipelineStage) -> tuple[Unit, ...]:
+        layer_runs = [run for run in self.plan.layer_runs(stage) for _ in range(run.layers.count)]
+        layers = [self.layer_unit(*item) for item in zip(layer_runs, self.plan.load_indices(stage), strict=True)]
+        embedding_units = [self.embedding_unit(self.plan.embedding)] if stage.has_embedding else []
+        mtp_embeddings = [self.embedding_unit(mtp_embedding) for mtp_embedding in self.plan.mtp_embeddings(stage)]
+        main_layer_count = len(layers) - stage.mtp_layer_count
+        head_units = [self.head_unit(self.plan.stage_head(stage))] if stage.has_head else []
+        return (*embedding_units, *layers[:main_layer_count], *mtp_embeddings, *layers[main_layer_count:], *head_units)
 
-    def layer(self, run: StageLayers, load: int | None) -> Unit:
+    def layer_unit(self, layer_run: StageLayers, load_index: int | None) -> Unit:
         """A layer of a run; load: number of its own."""
-        spec, again = run.layers.spec, run.recomputed
-        met = id(spec), again, run.offloaded, load
-        if met in self._met:
-            return self._met[met]
-        key = spec, again, run.offloaded, load
-        found = self._layers.get(key)
-        if found is None:
-            layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load)
-            found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
-            found = self._without_gradients(found)
-            if run.offloaded:
-                found = _copied(found, Activations(self.plan).layer_bytes_of(run))
-            self._layers[key] = found
-        self._met[met] = found
-        return found
+        spec, recomputed = layer_run.layers.spec, layer_run.recomputed
+        id_key = id(spec), recomputed, layer_run.offloaded, load_index
+        if id_key in self._layers_by_spec_id:
+            return self._layers_by_spec_id[id_key]
+        key = spec, recomputed, layer_run.offloaded, load_index
+        unit = self._layers_by_spec.get(key)
+        if unit is None:
+            layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
+            unit = _build_unit(
+                "layer", layer, sharding, self._recomputed_operations(layer, sharding, recomputed=recomputed)
+            )
+            unit = self._offload_unreduced(unit)
+            if layer_run.offloaded:
+                unit = _offload_activations(unit, Activations(self.plan).layer_bytes_of(layer_run))
+            self._layers_by_spec[key] = unit
+        self._layers_by_spec_id[id_key] = unit
+        return unit
 
-    def _repeated(self, layer: LayerOperators, sharding: LayerSharding, *, again: bool) -> list[Operation]:
+    def _recomputed_operations(
+        self, layer: LayerOperators, sharding: LayerSharding, *, recomputed: bool
+    ) -> list[Operation]:
         """What is run again of a layer; again: the layer is among those that are recomputed in full."""
         early_stop = self.plan.training.early_stop
         match self.plan.training.recompute:
@@ -136,68 +142,74 @@ class Units:
                 return recomputed_modules(layer, sharding, modules, early_stop=early_stop)
             case SelectiveOpRecompute():
                 return recomputed_operations(layer, sharding, early_stop=early_stop)
-        return recomputed_forward(layer, sharding, early_stop=early_stop) if again else []
+        return recomputed_forward(layer, sharding, early_stop=early_stop) if recomputed else []
 
-    def embedding(self, first: LayerOperators) -> Unit:
+    def embedding_unit(self, layer: LayerOperators) -> Unit:
         """An embedding of the plan's."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_input=False)
-        return self._without_gradients(_unit("embedding", first, sharding, []))
+        return self._offload_unreduced(_build_unit("embedding", layer, sharding, []))
 
-    def head(self, last: LayerOperators) -> Unit:
+    def head_unit(self, layer: LayerOperators) -> Unit:
         """A head of the plan's."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_output=False)
-        unit = _unit("head", last, sharding, [])
+        unit = _build_unit("head", layer, sharding, [])
         reductions = (1 + self.plan.model.mtp_layers) * sharding.vocab_parallel_loss(self.plan.layer_shard.tokens)
-        return self._without_gradients(replace(unit, forward=(*unit.forward, *reductions), head=True))
+        return self._offload_unreduced(replace(unit, forward=(*unit.forward, *reductions), is_head=True))
 
-    def _without_gradients(self, unit: Unit) -> Unit:
+    def _offload_unreduced(self, unit: Unit) -> Unit:
         """The unit, whose gradients go to the host after its backward if those of the plan do so unreduced."""
         if not self.plan.offloads_unreduced_gradients:
             return unit
         groups = self.plan.trained_groups
-        size = float(sum(unit.counts.get(group.name, 0) * group.formats.gradients.bytes for group in groups))
-        if not size:
+        gradient_bytes = float(
+            sum(unit.parameters_by_group.get(group.name, 0) * group.formats.gradients.bytes for group in groups)
+        )
+        if not gradient_bytes:
             return unit
-        return replace(unit, backward=_leaving(unit.backward, size), weights=_leaving(unit.weights, size))
+        return replace(
+            unit,
+            backward=_offload_gradients(unit.backward, gradient_bytes),
+            weight_gradients=_offload_gradients(unit.weight_gradients, gradient_bytes),
+        )
 
 
-def operations_of(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
+def pass_operations(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
     """Operations of a pass through units, given in model order."""
-    return tuple(operation for unit in in_order(units, kind) for operation in unit.operations(kind))
+    return tuple(operation for unit in execution_order(units, kind) for operation in unit.operations(kind))
 
 
-def in_order(units: Sequence[Unit], kind: ActionKind) -> Sequence[Unit]:
+def execution_order(units: Sequence[Unit], kind: ActionKind) -> Sequence[Unit]:
     """Units as a pass runs them: forward in model order, backward in reverse."""
     return units if kind is ActionKind.FORWARD else units[::-1]
 
 
-def _copied(unit: Unit, size: Bytes) -> Unit:
+def _offload_activations(unit: Unit, size_bytes: Bytes) -> Unit:
     """The unit with so many bytes of activations on the host from its forward to its backward."""
-    *most, last = unit.forward
+    *preceding, last = unit.forward
     return replace(
         unit,
-        forward=(*most, replace(last, d2h_bytes=size)),
-        backward=_fetching(unit.backward, size),
-        inputs=_fetching(unit.inputs, size),
+        forward=(*preceding, replace(last, d2h_bytes=size_bytes)),
+        backward=_prefetch_activations(unit.backward, size_bytes),
+        input_gradients=_prefetch_activations(unit.input_gradients, size_bytes),
     )
 
 
-def _leaving(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
-    *most, last = operations
-    return *most, replace(last, gradient_d2h_bytes=size)
+def _offload_gradients(operations: tuple[Operation, ...], size_bytes: Bytes) -> tuple[Operation, ...]:
+    *preceding, last = operations
+    return *preceding, replace(last, gradient_d2h_bytes=size_bytes)
 
 
-def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
-    *most, last = (replace(operations[0], h2d_bytes=size), *operations[1:])
-    return *most, replace(last, is_last_use=True)
+def _prefetch_activations(operations: tuple[Operation, ...], size_bytes: Bytes) -> tuple[Operation, ...]:
+    *preceding, last = (replace(operations[0], h2d_bytes=size_bytes), *operations[1:])
+    return *preceding, replace(last, is_last_use=True)
 
 
-def _unit(name: str, part: LayerOperators, sharding: LayerSharding, again: list[Operation]) -> Unit:
+def _build_unit(name: str, layer: LayerOperators, sharding: LayerSharding, recomputed: list[Operation]) -> Unit:
     return Unit(
         name=name,
-        forward=tuple(forward_operations(part, sharding)),
-        backward=(*again, *backward_operations(part, sharding)),
-        inputs=(*again, *input_gradient_operations(part, sharding)),
-        weights=tuple(weight_gradient_operations(part, sharding)),
-        counts=part.parameters_by_group,
+        forward=tuple(forward_operations(layer, sharding)),
+        backward=(*recomputed, *backward_operations(layer, sharding)),
+        input_gradients=(*recomputed, *input_gradient_operations(layer, sharding)),
+        weight_gradients=tuple(weight_gradient_operations(layer, sharding)),
+        parameters_by_group=layer.parameters_by_group,
     )

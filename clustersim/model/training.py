@@ -44,7 +44,7 @@ class SelectiveRecompute:
 class SelectiveOpRecompute:
     """Keep the results of flash attention and of every second matrix product of a layer, run all else again.
 
-    Queries, keys and values, and the MLP's first two matrices, are products of their own (torchtitan's `selective`
+    Queries, keys and values, and the MLP's first two matrices, are products of their own (torchtitan's `selective_policies`
     activation checkpointing with option `op`, torch.utils.checkpoint's selective contexts).
     """
 

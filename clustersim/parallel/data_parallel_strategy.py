@@ -1,7 +1,7 @@
 """How do data-parallel replicas keep their weights equal?
 
 Strategies are types. They differ in what each rank keeps (`stage`, ZeRO's number), in over how many of the ranks that
-hold the same weights it is cut (`within`) and in when gradients are reduced (`sync`); which ranks those are is said by
+hold the same weights it is cut (`within`) and in when gradients are reduced (`gradient_sync`); which ranks those are is said by
 the parameter groups. All of them average gradients over the ranks that hold the same weights.
 
 What a strategy leaves open is what the frameworks do. Without a pipeline, ZeRO-2 and -3 reduce the gradients of every

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clustersim.planning.layouts import Search, Space, search
+    from clustersim.planning.layouts import LayoutSearch, SearchSpace, search_layouts
 
-__all__ = ["Search", "Space", "search"]
+__all__ = ["LayoutSearch", "SearchSpace", "search_layouts"]
 
 
 def __getattr__(name: str) -> Any:

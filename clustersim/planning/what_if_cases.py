@@ -23,7 +23,7 @@ from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import fits_in_memory
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import KERNELS, Part
+from clustersim.results.time_categories import KERNEL_CATEGORIES, TimeCategory
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.expert_parallel import (
     ep_fits_domains,
@@ -56,46 +56,46 @@ from clustersim.scenario.nearest_values import divisors
 _NO_NETWORK: Final = "all ranks are on one node"
 _NO_NODE_LINKS: Final = "no NVLink or PCIe is used"
 _ROUNDING: Final = 1e-9  # what sums of times are off by
-_LINK_WORDS: Final = {LinkKind.PCIE: "PCIe", LinkKind.HOST: "host links"}
+_LINK_LABELS: Final = {LinkKind.PCIE: "PCIe", LinkKind.HOST: "host links"}
 _NO_EXPERTS: Final = "no experts are spread over ranks"
-LESS, MORE, TWICE, SLOW = 0.9, 1.1, 2.0, 0.9
-VARIATION: Final = 0.3
+REDUCED_BANDWIDTH, KERNEL_SPEEDUP, DOUBLED_BANDWIDTH, SLOW_RANK_SPEED = 0.9, 1.1, 2.0, 0.9
+LOAD_VARIATION: Final = 0.3
 """Of drawn loads of experts: the middle of what is measured (0.05 to 0.55 of ranks' rows, `model.moe_expert_load`)."""
-APART: Final = 16.0  # times as long where ranks that hold other experts are no longer alike
-SPLITS: Final = 4.0  # times the classes of ranks with a slow one: 16 and 64 for Llama 3 405B on 16,384 GPUs
+UNEVEN_LOAD_COST: Final = 16.0  # times as long where ranks that hold other experts are no longer alike
+SLOW_RANK_COST: Final = 4.0  # times the classes of ranks with a slow one: 16 and 64 for Llama 3 405B on 16,384 GPUs
 
 
 @dataclass(frozen=True, slots=True)
-class Untried:
+class SkippedChange:
     """Why a change cannot be tried."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedScenario:
     """The changed scenario. more: what the words of the case do not say, to be put behind them."""
 
     scenario: Scenario
-    more: str = ""
+    label_suffix: str = ""
 
 
-Change = Callable[[SimulationResult], Changed | Untried]
+ScenarioChange = Callable[[SimulationResult], ChangedScenario | SkippedChange]
 
 
-def _every(_: Scenario) -> bool:
+def _always_applies(_: Scenario) -> bool:
     return True
 
 
-def _mixture(scenario: Scenario) -> bool:
+def _has_moe(scenario: Scenario) -> bool:
     return bool(scenario.model.distinct_moes)
 
 
-def _narrow(scenario: Scenario) -> bool:
+def _uses_low_precision(scenario: Scenario) -> bool:
     return scenario.training.recipe.casts is not None
 
 
-def _computing_in(dtype: DType) -> Callable[[Scenario], bool]:
+def _supports_dtype(dtype: DType) -> Callable[[Scenario], bool]:
     """Whether every accelerator of the job has kernels for a format."""
     return lambda scenario: all(
         dtype in accelerator_kind.formats for accelerator_kind in scenario.cluster.accelerator_kinds()[0]
@@ -103,7 +103,7 @@ def _computing_in(dtype: DType) -> Callable[[Scenario], bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WhatIfCase:
     """One change.
 
     modelled: whether collectives are modelled with it, even where some were measured; effort: how many times as long as
@@ -111,221 +111,263 @@ class Case:
     """
 
     name: str
-    words: str
-    change: Change
-    modelled: bool = False
-    effort: float = 1.0
-    concerns: Callable[[Scenario], bool] = _every
+    label: str
+    change: ScenarioChange
+    models_collectives: bool = False
+    relative_cost: float = 1.0
+    is_applicable: Callable[[Scenario], bool] = _always_applies
 
 
-def _links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], bandwidth: float, nowhere: str) -> Change:
-    def change(result: SimulationResult) -> Changed | Untried:
-        there = kinds(result.scenario)
-        return Changed(with_link_bandwidth(result.scenario, there, bandwidth)) if there else Untried(nowhere)
+def _scaled_links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], factor: float, skip_reason: str) -> ScenarioChange:
+    def apply_change(result: SimulationResult) -> ChangedScenario | SkippedChange:
+        link_kinds = kinds(result.scenario)
+        return (
+            ChangedScenario(with_link_bandwidth(result.scenario, link_kinds, factor))
+            if link_kinds
+            else SkippedChange(skip_reason)
+        )
 
-    return change
+    return apply_change
 
 
-def _faster_network(result: SimulationResult) -> Changed | Untried:
+def _faster_network(result: SimulationResult) -> ChangedScenario | SkippedChange:
     """With what leads to its NICs, where that would be slower: else nothing would change."""
     scenario = result.scenario
-    there = network_link_kinds(scenario)
-    if not there:
-        return Untried(_NO_NETWORK)
-    slower = nic_path_bottlenecks(scenario, TWICE)
-    more = f", {' and '.join(_LINK_WORDS[kind] for kind in slower)} too" if slower else ""
-    return Changed(with_link_bandwidth(scenario, (*there, *slower), TWICE), more)
+    link_kinds = network_link_kinds(scenario)
+    if not link_kinds:
+        return SkippedChange(_NO_NETWORK)
+    bottlenecks = nic_path_bottlenecks(scenario, DOUBLED_BANDWIDTH)
+    label_suffix = f", {' and '.join(_LINK_LABELS[kind] for kind in bottlenecks)} too" if bottlenecks else ""
+    return ChangedScenario(with_link_bandwidth(scenario, (*link_kinds, *bottlenecks), DOUBLED_BANDWIDTH), label_suffix)
 
 
-def _node_links(scenario: Scenario) -> tuple[LinkKind, ...]:
+def _intra_node_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     return nvlink_kinds(scenario) or pcie_link_kinds(scenario)
 
 
-def _faster_products(result: SimulationResult) -> Changed | Untried:
+def _faster_matmuls(result: SimulationResult) -> ChangedScenario | SkippedChange:
     """Not where a share of the peak would be above all of it: then less than the change was made."""
     efficiency = effective_efficiency(result.scenario)
-    parts = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
-    most = max(part.share for part in parts)
-    if most * MORE > 1.0:
-        return Untried(f"kernels reach {most:.0%} of the peak already")
-    return Changed(with_matmul_slowdown(result.scenario, 1.0 / MORE))
+    curves = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
+    max_share = max(curve.share for curve in curves)
+    if max_share * KERNEL_SPEEDUP > 1.0:
+        return SkippedChange(f"kernels reach {max_share:.0%} of the peak already")
+    return ChangedScenario(with_matmul_slowdown(result.scenario, 1.0 / KERNEL_SPEEDUP))
 
 
-def _larger_batch(result: SimulationResult) -> Changed | Untried:
-    return Changed(with_global_batch_factor(result.scenario, 2))
+def _larger_batch(result: SimulationResult) -> ChangedScenario | SkippedChange:
+    return ChangedScenario(with_global_batch_factor(result.scenario, 2))
 
 
-def _smaller_microbatches(result: SimulationResult) -> Changed | Untried:
+def _smaller_microbatches(result: SimulationResult) -> ChangedScenario | SkippedChange:
     sequences = result.scenario.training.microbatch
     if sequences % 2:
-        return Untried(f"a microbatch of {sequences} sequence{'s' * (sequences > 1)} has no half")
-    return Changed(with_microbatch_size(result.scenario, sequences // 2))
+        return SkippedChange(f"a microbatch of {sequences} sequence{'s' * (sequences > 1)} has no half")
+    return ChangedScenario(with_microbatch_size(result.scenario, sequences // 2))
 
 
-def _slow_rank(result: SimulationResult) -> Changed | Untried:
+def _slow_rank(result: SimulationResult) -> ChangedScenario | SkippedChange:
     scenario = result.scenario
     if scenario.layout.world_size == 1:
-        return Untried("there is one rank")
-    rank = _busiest(result)
-    word = "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
-    stage = f", {word} {result.program.program_index[rank]}" if scenario.layout.pp > 1 else ""
-    return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.machine_gpu_ids[rank]:,}{stage}")
+        return SkippedChange("there is one rank")
+    rank = _max_compute_rank(result)
+    stage_label = "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
+    stage = f", {stage_label} {result.program.program_index[rank]}" if scenario.layout.pp > 1 else ""
+    return ChangedScenario(
+        with_slow_gpu(scenario, SLOW_RANK_SPEED, rank), f": GPU {scenario.cluster.machine_gpu_ids[rank]:,}{stage}"
+    )
 
 
-def _busiest(result: SimulationResult) -> int:
+def _max_compute_rank(result: SimulationResult) -> int:
     """The first of the ranks whose kernels take longest, but for those that are slow already."""
-    parts = result.breakdown
-    kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)
+    breakdown = result.breakdown
+    kernels = breakdown.seconds[:, [category.index for category in KERNEL_CATEGORIES]].sum(axis=1)
     speeds = result.scenario.degradations.gpu_speeds(result.scenario.cluster.machine_gpu_ids)
-    owner = np.searchsorted(parts.ranks, parts.representative)
+    owner = np.searchsorted(breakdown.ranks, breakdown.representative)
     healthy = np.where(speeds == speeds.max(), kernels[owner], -1.0)
     return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))
 
 
-def _hybrid(result: SimulationResult) -> Changed | Untried:
+def _hybrid_sharding(result: SimulationResult) -> ChangedScenario | SkippedChange:
     """Over as few ranks as memory allows: then gathers and reductions go least far."""
     scenario, layout = result.scenario, result.scenario.layout
     ranks = layout.cp * layout.dp
     if not isinstance(layout.data, FullyShard) or ranks == 1:
-        return Untried("weights are not fully sharded")
+        return SkippedChange("weights are not fully sharded")
     if layout.is_hybrid_sharded:
-        return Untried(f"weights are cut over {layout.data.shard_size:,} of {ranks:,} ranks now")
+        return SkippedChange(f"weights are cut over {layout.data.shard_size:,} of {ranks:,} ranks now")
     for shards in (layout.cp * divisor for divisor in divisors(layout.dp)[:-1]):
         changed = with_dp_shard_size(scenario, shards)
         if shards > 1 and fits_in_memory(changed):
-            return Changed(changed, f": over {shards:,} of {ranks:,}")
-    return Untried(f"weights that are cut over fewer than all {ranks:,} ranks do not fit")
+            return ChangedScenario(changed, f": over {shards:,} of {ranks:,}")
+    return SkippedChange(f"weights that are cut over fewer than all {ranks:,} ranks do not fit")
 
 
-def _other_dispatcher(result: SimulationResult) -> Changed | Untried:
+def _other_dispatcher(result: SimulationResult) -> ChangedScenario | SkippedChange:
     """Kernels of their own in place of the library's collectives, or the reverse."""
     scenario = result.scenario
     layout, cluster = scenario.layout, scenario.cluster
     if not layout.has_expert_mesh:
-        return Untried(_NO_EXPERTS)
+        return SkippedChange(_NO_EXPERTS)
     if layout.dispatcher.has_custom_kernels:
         other = TokenDispatcher.ALL_TO_ALL
     else:
-        beyond = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
-        other = TokenDispatcher.HYBRIDEP if beyond else TokenDispatcher.DEEPEP
-    return Changed(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
+        crosses_domains = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
+        other = TokenDispatcher.HYBRIDEP if crosses_domains else TokenDispatcher.DEEPEP
+    return ChangedScenario(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
 
 
-def _other_load(result: SimulationResult) -> Changed | Untried:
+def _other_expert_load(result: SimulationResult) -> ChangedScenario | SkippedChange:
     """Loads that are drawn where they are even, and even ones where they are not."""
     scenario = result.scenario
     if scenario.layout.ep == 1:
-        return Untried("every rank has all experts, so it gets as many rows as any other")
+        return SkippedChange("every rank has all experts, so it gets as many rows as any other")
     if any(distinct_moe.capacity is not None for distinct_moe in scenario.model.distinct_moes):
-        return Untried("experts take as many rows as their capacity is, whoever is chosen")
-    load = None if scenario.training.expert_load else RandomExpertLoad(VARIATION)
-    return Changed(with_expert_load(scenario, load), ": evenly" if load is None else f": {load.description}")
+        return SkippedChange("experts take as many rows as their capacity is, whoever is chosen")
+    load = None if scenario.training.expert_load else RandomExpertLoad(LOAD_VARIATION)
+    return ChangedScenario(with_expert_load(scenario, load), ": evenly" if load is None else f": {load.description}")
 
 
-def _experts(*, inside: bool) -> Change:
+def _experts_across_domains(*, within: bool) -> ScenarioChange:
     """The widest spread that stays inside NVLink domains, or the narrowest that does not."""
 
-    def change(result: SimulationResult) -> Changed | Untried:
+    def apply_change(result: SimulationResult) -> ChangedScenario | SkippedChange:
         scenario = result.scenario
         if not any(distinct_moe.single_dense_mlp is None for distinct_moe in scenario.model.distinct_moes):
-            return Untried(_NO_EXPERTS)
-        if ep_fits_domains(scenario, scenario.layout.ep) is inside:
-            return Untried(f"tokens {'stay inside' if inside else 'leave'} their NVLink domain now")
-        found = [ranks for ranks in feasible_ep_degrees(scenario) if ep_fits_domains(scenario, ranks) is inside]
-        if not found:
-            return Untried(f"no legal ep is {'inside' if inside else 'across'} NVLink domains")
-        ranks = found[-1] if inside else found[0]
-        return Changed(with_expert_parallelism(scenario, ranks), f": ep {ranks}, not {scenario.layout.ep}")
+            return SkippedChange(_NO_EXPERTS)
+        if ep_fits_domains(scenario, scenario.layout.ep) is within:
+            return SkippedChange(f"tokens {'stay inside' if within else 'leave'} their NVLink domain now")
+        degrees = [ranks for ranks in feasible_ep_degrees(scenario) if ep_fits_domains(scenario, ranks) is within]
+        if not degrees:
+            return SkippedChange(f"no legal ep is {'inside' if within else 'across'} NVLink domains")
+        ranks = degrees[-1] if within else degrees[0]
+        return ChangedScenario(with_expert_parallelism(scenario, ranks), f": ep {ranks}, not {scenario.layout.ep}")
 
-    return change
+    return apply_change
 
 
-def _recompute(policy: Recompute, already: str) -> Change:
-    def change(result: SimulationResult) -> Changed | Untried:
+def _recompute_policy(policy: Recompute, skip_reason: str) -> ScenarioChange:
+    def apply_change(result: SimulationResult) -> ChangedScenario | SkippedChange:
         scenario = result.scenario
-        return Untried(already) if scenario.training.recompute == policy else Changed(with_recompute(scenario, policy))
+        return (
+            SkippedChange(skip_reason)
+            if scenario.training.recompute == policy
+            else ChangedScenario(with_recompute(scenario, policy))
+        )
 
-    return change
+    return apply_change
 
 
-def _products_in(dtype: DType) -> Change:
+def _matmuls_in(dtype: DType) -> ScenarioChange:
     """By the usual recipe."""
 
-    def change(result: SimulationResult) -> Changed | Untried:
-        scenario, own = result.scenario, result.scenario.training.recipe
+    def apply_change(result: SimulationResult) -> ChangedScenario | SkippedChange:
+        scenario, recipe = result.scenario, result.scenario.training.recipe
         name = default_recipe_name(scenario, dtype)
-        if own.matmul_formats.forward is dtype or own.name == name:
-            return Untried(f"they are in {own.name} now")
-        return Changed(with_recipe(scenario, name), f" ({name})")
+        if recipe.matmul_formats.forward is dtype or recipe.name == name:
+            return SkippedChange(f"they are in {recipe.name} now")
+        return ChangedScenario(with_recipe(scenario, name), f" ({name})")
 
-    return change
+    return apply_change
 
 
-def _no_offload(result: SimulationResult) -> Changed | Untried:
+def _no_offload(result: SimulationResult) -> ChangedScenario | SkippedChange:
     scenario = result.scenario
-    offloads = scenario.training.offload != NO_OFFLOAD
-    return Changed(without_offload(scenario)) if offloads else Untried("nothing is on the host now")
+    uses_offload = scenario.training.offload != NO_OFFLOAD
+    return ChangedScenario(without_offload(scenario)) if uses_offload else SkippedChange("nothing is on the host now")
 
 
-def _no_overheads(result: SimulationResult) -> Changed | Untried:
+def _no_overheads(result: SimulationResult) -> ChangedScenario | SkippedChange:
     overheads = result.scenario.training.overheads
-    there = overheads != overheads.layer_implementation
-    return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
+    has_overheads = overheads != overheads.layer_implementation
+    return (
+        ChangedScenario(without_overheads(result.scenario))
+        if has_overheads
+        else SkippedChange("nothing is done beside the model now")
+    )
 
 
-def _cuda_graphs(result: SimulationResult) -> Changed | Untried:
+def _cuda_graphs(result: SimulationResult) -> ChangedScenario | SkippedChange:
     framework = result.scenario.framework
     if framework.uses_cuda_graphs or framework.graph_launch_seconds is None:
-        return Untried("passes are captured now" if framework.uses_cuda_graphs else f"{framework.name} captures none")
-    waits = result.breakdown.total(Part.LAUNCH)
-    return Changed(with_cuda_graphs(result.scenario)) if waits else Untried("no GPU waits for its host")
+        return SkippedChange(
+            "passes are captured now" if framework.uses_cuda_graphs else f"{framework.name} captures none"
+        )
+    launch_seconds = result.breakdown.category_total(TimeCategory.LAUNCH)
+    return (
+        ChangedScenario(with_cuda_graphs(result.scenario))
+        if launch_seconds
+        else SkippedChange("no GPU waits for its host")
+    )
 
 
-CASES: Final = (
-    Case(
-        "network_less", "network links at 0.9x bandwidth", _links(network_link_kinds, LESS, _NO_NETWORK), modelled=True
+WHAT_IF_CASES: Final = (
+    WhatIfCase(
+        "network_less",
+        "network links at 0.9x bandwidth",
+        _scaled_links(network_link_kinds, REDUCED_BANDWIDTH, _NO_NETWORK),
+        models_collectives=True,
     ),
-    Case("network_twice", "network links at 2x bandwidth", _faster_network, modelled=True),
-    Case(
+    WhatIfCase("network_twice", "network links at 2x bandwidth", _faster_network, models_collectives=True),
+    WhatIfCase(
         "node_links_less",
         "NVLink (else PCIe) at 0.9x bandwidth",
-        _links(_node_links, LESS, _NO_NODE_LINKS),
-        modelled=True,
+        _scaled_links(_intra_node_link_kinds, REDUCED_BANDWIDTH, _NO_NODE_LINKS),
+        models_collectives=True,
     ),
-    Case("products_faster", "matmuls and attention 1.1x as fast", _faster_products),
-    Case(
+    WhatIfCase("products_faster", "matmuls and attention 1.1x as fast", _faster_matmuls),
+    WhatIfCase(
         "other_dispatcher",
         "tokens sent to their experts in another way",
         _other_dispatcher,
-        modelled=True,
-        concerns=_mixture,
+        models_collectives=True,
+        is_applicable=_has_moe,
     ),
-    Case("other_loads", "tokens spread over experts in another way", _other_load, effort=APART, concerns=_mixture),
-    Case(
+    WhatIfCase(
+        "other_loads",
+        "tokens spread over experts in another way",
+        _other_expert_load,
+        relative_cost=UNEVEN_LOAD_COST,
+        is_applicable=_has_moe,
+    ),
+    WhatIfCase(
         "experts_inside",
         "experts spread inside NVLink domains",
-        _experts(inside=True),
-        modelled=True,
-        concerns=_mixture,
+        _experts_across_domains(within=True),
+        models_collectives=True,
+        is_applicable=_has_moe,
     ),
-    Case(
+    WhatIfCase(
         "experts_across",
         "experts spread across NVLink domains",
-        _experts(inside=False),
-        modelled=True,
-        concerns=_mixture,
+        _experts_across_domains(within=False),
+        models_collectives=True,
+        is_applicable=_has_moe,
     ),
-    Case("twice_the_microbatches", "twice the microbatches (global batch 2x)", _larger_batch, effort=2.0),
-    Case("half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, effort=2.0),
-    Case("slow_rank", "one rank at 0.9x speed", _slow_rank, effort=SPLITS),
-    Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
-    Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
-    Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
-    Case("products_bf16", "products in BF16", _products_in(DType.BF16), concerns=_narrow),
-    Case("products_fp8", "products in FP8", _products_in(DType.FP8), concerns=_computing_in(DType.FP8)),
-    Case("products_mxfp8", "products in MXFP8", _products_in(DType.MXFP8), concerns=_computing_in(DType.MXFP8)),
-    Case("products_nvfp4", "products in NVFP4", _products_in(DType.NVFP4), concerns=_computing_in(DType.NVFP4)),
-    Case("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),
-    Case("no_offload", "nothing on the host", _no_offload),
-    Case("no_overheads", "nothing done beside the model (training.overheads: none)", _no_overheads),
+    WhatIfCase("twice_the_microbatches", "twice the microbatches (global batch 2x)", _larger_batch, relative_cost=2.0),
+    WhatIfCase(
+        "half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, relative_cost=2.0
+    ),
+    WhatIfCase("slow_rank", "one rank at 0.9x speed", _slow_rank, relative_cost=SLOW_RANK_COST),
+    WhatIfCase(
+        "hybrid_sharding",
+        "weights cut over as few ranks as fit, equal on the rest",
+        _hybrid_sharding,
+        models_collectives=True,
+    ),
+    WhatIfCase("no_recompute", "nothing recomputed", _recompute_policy(NoRecompute(), "nothing is recomputed now")),
+    WhatIfCase(
+        "full_recompute", "all layers recomputed", _recompute_policy(FullRecompute(), "all layers are recomputed now")
+    ),
+    WhatIfCase("products_bf16", "products in BF16", _matmuls_in(DType.BF16), is_applicable=_uses_low_precision),
+    WhatIfCase("products_fp8", "products in FP8", _matmuls_in(DType.FP8), is_applicable=_supports_dtype(DType.FP8)),
+    WhatIfCase(
+        "products_mxfp8", "products in MXFP8", _matmuls_in(DType.MXFP8), is_applicable=_supports_dtype(DType.MXFP8)
+    ),
+    WhatIfCase(
+        "products_nvfp4", "products in NVFP4", _matmuls_in(DType.NVFP4), is_applicable=_supports_dtype(DType.NVFP4)
+    ),
+    WhatIfCase("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),
+    WhatIfCase("no_offload", "nothing on the host", _no_offload),
+    WhatIfCase("no_overheads", "nothing done beside the model (training.overheads: none)", _no_overheads),
 )

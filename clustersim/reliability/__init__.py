@@ -4,7 +4,7 @@ The job is a simpy process above the simulation of steps: it asks how long a ste
 that occurs, which is simulated once and remembered, and never unrolls steps.
 """
 
-from clustersim.reliability.goodput_simulation import goodput
-from clustersim.reliability.run_estimate import Estimate, estimate
+from clustersim.reliability.goodput_simulation import simulate_goodput
+from clustersim.reliability.run_estimate import RunEstimate, estimate_run
 
-__all__ = ["Estimate", "estimate", "goodput"]
+__all__ = ["RunEstimate", "estimate_run", "simulate_goodput"]

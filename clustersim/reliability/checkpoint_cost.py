@@ -7,133 +7,161 @@ from typing import Final
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.failures import FailureEffect
-from clustersim.reliability.checkpoint_timeline import Saving
-from clustersim.reliability.failure_domains import Site, site_of
+from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
+from clustersim.reliability.failure_domains import FailureDomains, build_failure_domains
 from clustersim.results.memory_check import checkpoint_bytes
 from clustersim.scenario.reliability import CheckpointIntervalRule, CheckpointPolicy, CheckpointWrite, ReliabilityModel
 from clustersim.scenario.resolved import ResolvedScenario
 
-LEAST: Final[Seconds] = 1e-3
+MIN_CHECKPOINT_COST: Final[Seconds] = 1e-3
 """Of a checkpoint, where an interval is worked out from it."""
-_HOST_LINK: Final = 25e9  # bytes/s of a GPU's link to its host where the cluster says nothing: PCIe 4.0 x16
+_DEFAULT_HOST_BANDWIDTH: Final = (
+    25e9  # bytes/s of a GPU's link to its host where the cluster says nothing: PCIe 4.0 x16
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
+class CheckpointCost:
     """Seconds that a checkpoint takes.
 
     size: bytes; write, read: all of it, to and from storage; block: for how long steps wait; drain: until it is in
     storage from then on; interference: by which steps are slower meanwhile.
     """
 
-    size: Bytes
-    write: Seconds
-    read: Seconds
-    block: Seconds
-    drain: Seconds
-    interference: float
+    checkpoint_bytes: Bytes
+    write_seconds: Seconds
+    read_seconds: Seconds
+    block_seconds: Seconds
+    drain_seconds: Seconds
+    slowdown_fraction: float
     stored_every: int
-    peers: bool
+    has_peer_copies: bool
 
     @property
-    def stop(self) -> Seconds:
+    def synchronous_seconds(self) -> Seconds:
         """A checkpoint that is waited for until it is in storage."""
-        return self.block + self.drain
+        return self.block_seconds + self.drain_seconds
 
     @property
-    def cost(self) -> Seconds:
+    def delay_seconds(self) -> Seconds:
         """By how much a checkpoint delays the job."""
-        return self.block + self.interference * self.drain / self.stored_every
+        return self.block_seconds + self.slowdown_fraction * self.drain_seconds / self.stored_every
 
-    def saving(self, interval: Seconds) -> Saving:
+    def build_timeline(self, interval: Seconds) -> CheckpointTimeline:
         """Checkpoints that come so often; not more often than storage takes them."""
-        least = self.drain / self.stored_every
-        drag = self.interference * self.drain / self.stored_every
-        return Saving(max(interval, least), self.block, self.drain, drag, self.stored_every, self.peers)
+        min_interval = self.drain_seconds / self.stored_every
+        slowdown_seconds = self.slowdown_fraction * self.drain_seconds / self.stored_every
+        return CheckpointTimeline(
+            max(interval, min_interval),
+            self.block_seconds,
+            self.drain_seconds,
+            slowdown_seconds,
+            self.stored_every,
+            self.has_peer_copies,
+        )
 
 
-def storing(scenario: ResolvedScenario) -> Storing:
+def build_checkpoint_cost(resolved: ResolvedScenario) -> CheckpointCost:
     """How long the checkpoints of a scenario take, from their bytes and the bandwidths on the way."""
-    said, site = scenario.reliability.checkpoint, site_of(scenario)
-    size = checkpoint_bytes(scenario) if said.size is None else said.size
-    write = size / _rate(said, said.bandwidth, site.nodes)
-    read = size / _rate(said, said.read_bandwidth, site.nodes)
-    if said.write is CheckpointWrite.SYNC:
-        return Storing(size, write, read, said.overhead + write, 0.0, 0.0, 1, peers=False)
-    host = scenario.cluster.host_memory
-    copy = size / site.gpus / (_HOST_LINK if host is None else host.to_host)
-    every = said.stored_every if said.write is CheckpointWrite.PEERS else 1
-    peers = said.write is CheckpointWrite.PEERS
-    return Storing(size, write, read, said.snapshot + copy, said.overhead + write, said.interference, every, peers)
+    policy, domains = resolved.reliability.checkpoint, build_failure_domains(resolved)
+    size = checkpoint_bytes(resolved) if policy.size is None else policy.size
+    write = size / _storage_bandwidth(policy, policy.bandwidth, domains.nodes)
+    read = size / _storage_bandwidth(policy, policy.read_bandwidth, domains.nodes)
+    if policy.write is CheckpointWrite.SYNC:
+        return CheckpointCost(size, write, read, policy.overhead + write, 0.0, 0.0, 1, has_peer_copies=False)
+    host = resolved.cluster.host_memory
+    copy_seconds = size / domains.gpus / (_DEFAULT_HOST_BANDWIDTH if host is None else host.to_host)
+    storage_stride = policy.stored_every if policy.write is CheckpointWrite.PEERS else 1
+    has_peer_copies = policy.write is CheckpointWrite.PEERS
+    return CheckpointCost(
+        size,
+        write,
+        read,
+        policy.snapshot + copy_seconds,
+        policy.overhead + write,
+        policy.interference,
+        storage_stride,
+        has_peer_copies,
+    )
 
 
-def _rate(said: CheckpointPolicy, bandwidth: float, nodes: int) -> float:
+def _storage_bandwidth(policy: CheckpointPolicy, bandwidth: float, node_count: int) -> float:
     """Bytes per second of the storage, or of all nodes' ways to it, whichever is less."""
-    return min(bandwidth, math.inf if said.bandwidth_per_node is None else said.bandwidth_per_node * nodes)
+    return min(bandwidth, math.inf if policy.bandwidth_per_node is None else policy.bandwidth_per_node * node_count)
 
 
-def mean_time_to_interruption(reliability: ReliabilityModel, site: Site) -> Seconds:
+def mean_time_to_interruption(reliability: ReliabilityModel, domains: FailureDomains) -> Seconds:
     """How long a job is up on average until it ends unplanned, if things break independently of age; inf: for ever."""
-    ends = (
+    interrupting = (
         failure
         for failure in reliability.failures
         if failure.effect in {FailureEffect.STOP, FailureEffect.HANG, FailureEffect.CORRUPT}
     )
-    rate = sum(end.rate.per_second * site.counts.of(end.rate.component) for end in ends) * reliability.rate_factor
+    rate = (
+        sum(
+            failure_mode.rate.per_second * domains.counts.count_of(failure_mode.rate.component)
+            for failure_mode in interrupting
+        )
+        * reliability.rate_factor
+    )
     return 1.0 / rate if rate > 0.0 else math.inf
 
 
-def in_repair(reliability: ReliabilityModel, site: Site) -> float:
+def mean_nodes_in_repair(reliability: ReliabilityModel, domains: FailureDomains) -> float:
     """How many nodes are in repair at a time, on average: as many as are lost a second, times the seconds of a repair.
 
     Little 1961, "A proof for the queuing formula L = lambda W", Operations Research 9(3).
     """
     return reliability.rate_factor * sum(
         failure.rate.per_second
-        * site.counts.of(failure.rate.component)
+        * domains.counts.count_of(failure.rate.component)
         * failure.repair_time.mean
-        * len(site.taken(failure.failure_domain, 0))
+        * len(domains.lost_nodes(failure.failure_domain, 0))
         for failure in reliability.failures
     )
 
 
-def formula(reliability: ReliabilityModel, storing: Storing, between: Seconds, work: Seconds) -> Seconds:
+def checkpoint_interval(
+    reliability: ReliabilityModel, checkpoint_cost: CheckpointCost, mtti: Seconds, work: Seconds
+) -> Seconds:
     """The interval that is said, or Young's, or Daly's; where nothing breaks there is only the last checkpoint."""
-    asked, cost = reliability.checkpoint.interval, max(storing.cost, LEAST)
-    if not isinstance(asked, CheckpointIntervalRule):
-        return asked
-    if math.isinf(between):
+    configured, cost = reliability.checkpoint.interval, max(checkpoint_cost.delay_seconds, MIN_CHECKPOINT_COST)
+    if not isinstance(configured, CheckpointIntervalRule):
+        return configured
+    if math.isinf(mtti):
         return work
-    return min(work, young(cost, between) if asked is CheckpointIntervalRule.YOUNG else daly(cost, between))
+    return min(
+        work, young_interval(cost, mtti) if configured is CheckpointIntervalRule.YOUNG else daly_interval(cost, mtti)
+    )
 
 
-def young(cost: Seconds, between: Seconds) -> Seconds:
+def young_interval(cost: Seconds, mtbf: Seconds) -> Seconds:
     """Young's interval between checkpoints, the first order of the best one (Young 1974, CACM 17(9)).
 
     cost: of one; between: the mean time between failures.
     """
-    return math.sqrt(2.0 * cost * between)
+    return math.sqrt(2.0 * cost * mtbf)
 
 
-def daly(cost: Seconds, between: Seconds) -> Seconds:
+def daly_interval(cost: Seconds, mtbf: Seconds) -> Seconds:
     """Daly's interval, of higher order (Daly 2006, Future Generation Computer Systems 22(3), equation 37)."""
-    if cost >= 2.0 * between:
-        return between
-    part = cost / (2.0 * between)
-    return young(cost, between) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - cost
+    if cost >= 2.0 * mtbf:
+        return mtbf
+    ratio = cost / (2.0 * mtbf)
+    return young_interval(cost, mtbf) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost
 
 
-def work_of(scenario: ResolvedScenario, step_time: Seconds) -> tuple[Seconds, float]:
+def total_work(resolved: ResolvedScenario, step_time: Seconds) -> tuple[Seconds, float]:
     """Seconds of the healthy job for the tokens of a run, and the tokens; raise InputError where none are said."""
-    tokens = scenario.economics.training_tokens
+    tokens = resolved.economics.training_tokens
     if tokens is None:
         raise InputError(
             "how many tokens the run is of is not said; write --set economics.tokens=15T (goodput: --tokens 15T)"
         )
-    step = scenario.training.global_batch * scenario.training.sequence
-    if tokens < step:
+    tokens_per_step = resolved.training.global_batch * resolved.training.sequence
+    if tokens < tokens_per_step:
         raise InputError(
-            f"economics.tokens: {tokens:,.0f} are less than one step's {step:,}; write such as 15T or 300B"
+            f"economics.tokens: {tokens:,.0f} are less than one step's {tokens_per_step:,}; write such as 15T or 300B"
         )
-    steps = math.ceil(tokens / step)
+    steps = math.ceil(tokens / tokens_per_step)
     return steps * step_time, tokens

@@ -9,7 +9,7 @@ what slows a job slows it as much with fewer replicas.
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureSlowdown
-from clustersim.reliability.failure_domains import site_of
+from clustersim.reliability.failure_domains import build_failure_domains
 from clustersim.results.memory_check import fits_in_memory
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
@@ -20,64 +20,64 @@ from clustersim.simulation import simulate
 HEALTHY = "healthy"
 
 
-class States:
+class ClusterStates:
     """Those of one scenario. healthy: its result; seconds: step times by name, as they were asked for."""
 
     def __init__(self, scenario: Scenario, healthy: SimulationResult) -> None:
         self._scenario, self.healthy = scenario, healthy
-        self._site = site_of(scenario)
-        self._tokens = float(scenario.training.global_batch)
-        self.seconds: dict[str, Seconds] = {HEALTHY: healthy.step_time}
-        self._slow: dict[FailureSlowdown, tuple[str, float]] = {}
-        self._fewer: dict[int, tuple[str, float]] = {}
+        self._domains = build_failure_domains(scenario)
+        self._global_batch = float(scenario.training.global_batch)
+        self.step_times: dict[str, Seconds] = {HEALTHY: healthy.step_time}
+        self._slow_rates: dict[FailureSlowdown, tuple[str, float]] = {}
+        self._shrunk_rates: dict[int, tuple[str, float]] = {}
 
-    def __call__(self, missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
+    def __call__(self, missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
         """The name of a state, and work per second in it: of the healthy job's; 0 where it cannot run."""
-        if not missing and slower is None:
+        if not missing and slowdown is None:
             return HEALTHY, 1.0
-        fewer = self._with_fewer(missing) if missing else None
-        slow = None if slower is None else self._with_slower(slower)
-        if fewer is None or slow is None:
-            return fewer or slow or (HEALTHY, 1.0)
-        return f"{fewer[0]}, {slow[0]}", fewer[1] * slow[1]
+        shrunk = self._shrunk_rate(missing) if missing else None
+        slowed = None if slowdown is None else self._slowed_rate(slowdown)
+        if shrunk is None or slowed is None:
+            return shrunk or slowed or (HEALTHY, 1.0)
+        return f"{shrunk[0]}, {slowed[0]}", shrunk[1] * slowed[1]
 
-    def _with_slower(self, slower: FailureSlowdown) -> tuple[str, float]:
-        if slower not in self._slow:
-            name = f"a {'NIC' if slower.affects_nic else 'GPU'} at {100 * slower.remaining_fraction:g} %"
-            step = simulate(self._slowed(slower)).step_time
-            self.seconds[name] = step
-            self._slow[slower] = name, self.healthy.step_time / step
-        return self._slow[slower]
+    def _slowed_rate(self, slowdown: FailureSlowdown) -> tuple[str, float]:
+        if slowdown not in self._slow_rates:
+            name = f"a {'NIC' if slowdown.affects_nic else 'GPU'} at {100 * slowdown.remaining_fraction:g} %"
+            step = simulate(self._slowed_scenario(slowdown)).step_time
+            self.step_times[name] = step
+            self._slow_rates[slowdown] = name, self.healthy.step_time / step
+        return self._slow_rates[slowdown]
 
-    def _slowed(self, slower: FailureSlowdown) -> Scenario:
-        if not slower.affects_nic:
-            return with_slow_gpu(self._scenario, slower.remaining_fraction)
-        number = self._scenario.layout.world_size // 2
-        place = int(self._scenario.cluster.machine_gpu_ids[number])
+    def _slowed_scenario(self, slowdown: FailureSlowdown) -> Scenario:
+        if not slowdown.affects_nic:
+            return with_slow_gpu(self._scenario, slowdown.remaining_fraction)
+        middle_rank = self._scenario.layout.world_size // 2
+        gpu = int(self._scenario.cluster.machine_gpu_ids[middle_rank])
         return self._scenario.with_overrides(
-            [f"disturbances.nics=[{{gpu: {place}, bandwidth: {slower.remaining_fraction!r}}}]"]
+            [f"disturbances.nics=[{{gpu: {gpu}, bandwidth: {slowdown.remaining_fraction!r}}}]"]
         )
 
-    def _with_fewer(self, missing: int) -> tuple[str, float]:
-        if missing not in self._fewer:
-            self._fewer[missing] = self._shrunk(missing)
-        return self._fewer[missing]
+    def _shrunk_rate(self, missing: int) -> tuple[str, float]:
+        if missing not in self._shrunk_rates:
+            self._shrunk_rates[missing] = self._compute_shrunk_rate(missing)
+        return self._shrunk_rates[missing]
 
-    def _shrunk(self, missing: int) -> tuple[str, float]:
+    def _compute_shrunk_rate(self, missing: int) -> tuple[str, float]:
         """With as many replicas as the nodes that are left can hold and a step can have."""
-        site, dp = self._site, self._scenario.layout.dp
-        left = (site.nodes - missing) * (site.gpus // site.nodes) // site.replica
-        for replicas in range(min(left, dp - 1), 0, -1):
+        domains, dp = self._domains, self._scenario.layout.dp
+        max_replicas = (domains.nodes - missing) * (domains.gpus // domains.nodes) // domains.replica_ranks
+        for replicas in range(min(max_replicas, dp - 1), 0, -1):
             name = f"{replicas} of {dp} replicas"
-            if name in self.seconds:
-                return name, self._pace(replicas, self.seconds[name])
-            scenario = self._with_replicas(replicas)
+            if name in self.step_times:
+                return name, self._work_rate(replicas, self.step_times[name])
+            scenario = self._shrunk_scenario(replicas)
             if scenario is not None:
-                self.seconds[name] = simulate(scenario).step_time
-                return name, self._pace(replicas, self.seconds[name])
+                self.step_times[name] = simulate(scenario).step_time
+                return name, self._work_rate(replicas, self.step_times[name])
         return "cannot run", 0.0
 
-    def _with_replicas(self, replicas: int) -> Scenario | None:
+    def _shrunk_scenario(self, replicas: int) -> Scenario | None:
         """The scenario with fewer of them; None where its parts do not agree, or do not fit in memory."""
         layout, training = self._scenario.layout, self._scenario.training
         batch = replicas * training.microbatch
@@ -99,9 +99,9 @@ class States:
         except ClusterSimError:
             return None
 
-    def _pace(self, replicas: int, step: Seconds) -> float:
+    def _work_rate(self, replicas: int, step_time: Seconds) -> float:
         """Work per second; a batch that is kept counts as what it is, though the last microbatches are not full."""
-        part = 1.0
+        batch_fraction = 1.0
         if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
-            part = replicas / self._scenario.layout.dp
-        return part * self.healthy.step_time / step
+            batch_fraction = replicas / self._scenario.layout.dp
+        return batch_fraction * self.healthy.step_time / step_time

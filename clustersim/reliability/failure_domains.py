@@ -11,13 +11,13 @@ from clustersim.hardware.failures import FailureComponent, FailureDomain
 from clustersim.hardware.topology import Fabric
 from clustersim.scenario.resolved import ResolvedScenario
 
-RACK: Final = 4
+DEFAULT_RACK_NODES: Final = 4
 """Nodes of a rack where an NVLink domain is one node: four DGX H100 (NVIDIA DGX SuperPOD reference architecture, H100,
 RA-11333, 2023: 8 racks of 4 make a scalable unit of 32)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ComponentCounts:
     """How many components of each kind a job has."""
 
     gpus: int
@@ -26,7 +26,7 @@ class Counts:
     switches: int
     racks: int
 
-    def of(self, component: FailureComponent) -> int:
+    def count_of(self, component: FailureComponent) -> int:
         """How many of a kind; every NIC has one link to its switch."""
         match component:
             case FailureComponent.GPU:
@@ -43,7 +43,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Site:
+class FailureDomains:
     """The nodes of a job, 0 to nodes-1, and which of them belong together.
 
     per_rack: nodes of one; bound: nodes of a rack are one NVLink domain, so that one of them is replaced from its own
@@ -53,69 +53,69 @@ class Site:
 
     gpus: int
     nodes: int
-    per_rack: int
-    bound: bool
-    leaf: tuple[int, ...]
+    nodes_per_rack: int
+    is_nvlink_rack: bool
+    leaf_by_node: tuple[int, ...]
     nics: int
     switches: int
-    replica: int
+    replica_ranks: int
 
     @cached_property
-    def counts(self) -> Counts:
+    def counts(self) -> ComponentCounts:
         """How many components there are."""
-        racks = -(-self.nodes // self.per_rack)
-        return Counts(self.gpus, self.nodes, self.nics, self.switches, racks)
+        racks = -(-self.nodes // self.nodes_per_rack)
+        return ComponentCounts(self.gpus, self.nodes, self.nics, self.switches, racks)
 
-    def rack(self, node: int) -> int:
+    def rack_of(self, node: int) -> int:
         """The rack of a node."""
-        return node // self.per_rack
+        return node // self.nodes_per_rack
 
-    def taken(self, takes: FailureDomain, node: int) -> tuple[int, ...]:
+    def lost_nodes(self, domain: FailureDomain, node: int) -> tuple[int, ...]:
         """The nodes that are lost with what breaks at one of them."""
-        match takes:
+        match domain:
             case FailureDomain.NODE:
                 return (node,)
             case FailureDomain.RACK:
-                first = self.rack(node) * self.per_rack
-                return tuple(range(first, min(first + self.per_rack, self.nodes)))
+                first_node = self.rack_of(node) * self.nodes_per_rack
+                return tuple(range(first_node, min(first_node + self.nodes_per_rack, self.nodes)))
             case FailureDomain.LEAF:
-                return self._under[self.leaf[node]]
+                return self._nodes_by_leaf[self.leaf_by_node[node]]
         return ()
 
     @cached_property
-    def _under(self) -> dict[int, tuple[int, ...]]:
-        under: dict[int, list[int]] = {}
-        for node, leaf in enumerate(self.leaf):
-            under.setdefault(leaf, []).append(node)
-        return {leaf: tuple(nodes) for leaf, nodes in under.items()}
+    def _nodes_by_leaf(self) -> dict[int, tuple[int, ...]]:
+        by_leaf: dict[int, list[int]] = {}
+        for node, leaf in enumerate(self.leaf_by_node):
+            by_leaf.setdefault(leaf, []).append(node)
+        return {leaf: tuple(nodes) for leaf, nodes in by_leaf.items()}
 
 
-def site_of(setup: ResolvedScenario) -> Site:
+def build_failure_domains(resolved: ResolvedScenario) -> FailureDomains:
     """That of a job on its cluster."""
-    gpus = setup.layout.world_size
-    nodes, in_domain, leaf, nics, switches = _places(setup.cluster.fabric, gpus)
-    asked = setup.reliability.rack_nodes
-    return Site(
+    gpus = resolved.layout.world_size
+    nodes, domain_nodes, leaf_by_node, nics, switches = _fabric_domains(resolved.cluster.fabric, gpus)
+    configured = resolved.reliability.rack_nodes
+    return FailureDomains(
         gpus=gpus,
         nodes=nodes,
-        per_rack=min(nodes, asked or (in_domain if in_domain > 1 else RACK)),
-        bound=in_domain > 1,
-        leaf=leaf,
+        nodes_per_rack=min(nodes, configured or (domain_nodes if domain_nodes > 1 else DEFAULT_RACK_NODES)),
+        is_nvlink_rack=domain_nodes > 1,
+        leaf_by_node=leaf_by_node,
         nics=nics,
         switches=switches,
-        replica=gpus // setup.layout.dp,
+        replica_ranks=gpus // resolved.layout.dp,
     )
 
 
 @lru_cache(maxsize=8)
-def _places(fabric: Fabric, gpus: int) -> tuple[int, int, tuple[int, ...], int, int]:
+def _fabric_domains(fabric: Fabric, gpus: int) -> tuple[int, int, tuple[int, ...], int, int]:
     """Nodes of a job, nodes of an NVLink domain, by node its first switch, NICs, and such switches."""
-    nodes, domains = (_numbered(of(np.arange(gpus))) for of in (fabric.node_ids, fabric.domain_ids))
-    many = int(nodes.max()) + 1
-    return many, max(1, round(many / (int(domains.max()) + 1))), *_leaves(fabric, nodes)
+    nodes, domains = (_dense_labels(label_gpus(np.arange(gpus))) for label_gpus in (fabric.node_ids, fabric.domain_ids))
+    node_count = int(nodes.max()) + 1
+    return node_count, max(1, round(node_count / (int(domains.max()) + 1))), *_leaf_switches(fabric, nodes)
 
 
-def _numbered(labels: IntArray) -> IntArray:
+def _dense_labels(labels: IntArray) -> IntArray:
     """Labels as numbers from 0, in the order in which they come."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     order = np.empty(len(first), np.int64)
@@ -123,7 +123,7 @@ def _numbered(labels: IntArray) -> IntArray:
     return order[inverse]
 
 
-def _leaves(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]:
+def _leaf_switches(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]:
     """By node the switch of its first NIC, and how many NICs and such switches there are.
 
     Of the two ends of a NIC's links the switch is the one with more of them.
@@ -132,14 +132,16 @@ def _leaves(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]
     links = fabric.nic_links(np.arange(len(nodes)))
     if not len(links):
         return tuple(range(int(nodes.max()) + 1)), 0, 0
-    many = np.bincount(ends.source[links], minlength=ends.vertex_count) + np.bincount(
+    link_count = np.bincount(ends.source[links], minlength=ends.vertex_count) + np.bincount(
         ends.target[links], minlength=ends.vertex_count
     )
 
-    def switch(of: IntArray) -> IntArray:
-        source, target = ends.source[of], ends.target[of]
-        return np.where(many[source] > many[target], source, target)
+    def switch_end(link_ids: IntArray) -> IntArray:
+        source, target = ends.source[link_ids], ends.target[link_ids]
+        return np.where(link_count[source] > link_count[target], source, target)
 
-    _, firsts = np.unique(nodes, return_index=True)
-    leaf = tuple(int(switch(fabric.nic_links(firsts[node : node + 1])[:1])[0]) for node in range(len(firsts)))
-    return leaf, len(links) // 2, len(np.unique(switch(links)))
+    _, first_gpus = np.unique(nodes, return_index=True)
+    leaf_by_node = tuple(
+        int(switch_end(fabric.nic_links(first_gpus[node : node + 1])[:1])[0]) for node in range(len(first_gpus))
+    )
+    return leaf_by_node, len(links) // 2, len(np.unique(switch_end(links)))

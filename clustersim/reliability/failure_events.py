@@ -16,150 +16,158 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureMode
-from clustersim.reliability.failure_domains import Site
+from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.scenario.reliability import ReliabilityModel
 
-DRAWS: Final = 11
+DRAWS_PER_EVENT: Final = 11
 """Standard normal numbers that an event brings along, one for each length that it may cause."""
 
 
-class Event(NamedTuple):
+class FailureEvent(NamedTuple):
     """Something breaks. failure: its place among the kinds; node: where; draws: what its lengths are drawn with."""
 
     time: Seconds
-    failure: int
+    failure_index: int
     node: int
     draws: Sequence[float]
 
 
-class _Times(Protocol):
+class _ArrivalProcess(Protocol):
     """When something of one kind breaks."""
 
-    def until(self, end: Seconds) -> FloatArray:
+    def arrivals_until(self, end: Seconds) -> FloatArray:
         """Times after those that were asked for earlier, sorted."""
 
 
-def events_of(reliability: ReliabilityModel, site: Site, seed: int, run: int, window: Seconds) -> Iterator[Event]:
+def generate_failures(
+    reliability: ReliabilityModel, domains: FailureDomains, seed: int, run: int, window: Seconds
+) -> Iterator[FailureEvent]:
     """Failures of a run in order, without end (none where nothing breaks), drawn for so many seconds at a time."""
-    drawn = rate_factor(reliability.rate_geometric_std, seed, run)
-    kinds = [
-        _Kind(
-            place,
+    uncertainty_factor = draw_rate_factor(reliability.rate_geometric_std, seed, run)
+    processes = [
+        _FailureProcess(
+            failure_index,
             failure,
-            site,
-            reliability.rate_factor * (drawn if failure.is_rate_uncertain else 1.0),
-            _key(seed, run, _number(failure.name)),
+            domains,
+            reliability.rate_factor * (uncertainty_factor if failure.is_rate_uncertain else 1.0),
+            _seed_key(seed, run, _name_hash(failure.name)),
         )
-        for place, failure in enumerate(reliability.failures)
-        if failure.rate.per_second * site.counts.of(failure.rate.component) * reliability.rate_factor > 0.0
+        for failure_index, failure in enumerate(reliability.failures)
+        if failure.rate.per_second * domains.counts.count_of(failure.rate.component) * reliability.rate_factor > 0.0
     ]
     end = 0.0
-    while kinds:
+    while processes:
         end += window
-        yield from sorted(event for kind in kinds for event in kind.until(end))
+        yield from sorted(event for process in processes for event in process.events_until(end))
 
 
-def rate_factor(spread: float, seed: int, run: int) -> float:
+def draw_rate_factor(geometric_std: float, seed: int, run: int) -> float:
     """By how much the rates of a run differ from those that are expected: lognormal, with a median of one."""
-    if spread == 1.0:
+    if geometric_std == 1.0:
         return 1.0
-    return exp(log(spread) * float(np.random.default_rng(_key(seed, run, 0)).standard_normal()))
+    return exp(log(geometric_std) * float(np.random.default_rng(_seed_key(seed, run, 0)).standard_normal()))
 
 
-def _number(name: str) -> int:
+def _name_hash(name: str) -> int:
     return crc32(name.encode())
 
 
-def _key(seed: int, run: int, kind: int) -> int:
+def _seed_key(seed: int, run: int, failure_hash: int) -> int:
     """A number of its own for each kind in each run of each seed; its last two bits are free."""
-    return ((kind << 32 | run) << 64 | seed) << 2
+    return ((failure_hash << 32 | run) << 64 | seed) << 2
 
 
 @dataclass
-class _Kind:
+class _FailureProcess:
     """Failures of one kind. factor: times its rate; key: of its generators, one for each thing that is drawn."""
 
-    place: int
+    failure_index: int
     failure: FailureMode
-    site: Site
-    factor: float
-    key: int
+    domains: FailureDomains
+    rate_factor: float
+    seed_key: int
 
     def __post_init__(self) -> None:
-        many = self.site.counts.of(self.failure.rate.component)
-        rate = self.failure.rate.per_second * self.factor
-        when, self._where, self._draws = (np.random.default_rng(self.key + place) for place in range(3))
-        self._times: _Times
+        component_count = self.domains.counts.count_of(self.failure.rate.component)
+        rate = self.failure.rate.per_second * self.rate_factor
+        time_rng, self._node_rng, self._draw_rng = (
+            np.random.default_rng(self.seed_key + offset) for offset in range(3)
+        )
+        self._arrivals: _ArrivalProcess
         if self.failure.event_times:
-            self._times = _Traced(self.failure.event_times, self.failure.trace_duration, self.factor, when)
+            self._arrivals = _TraceReplay(
+                self.failure.event_times, self.failure.trace_duration, self.rate_factor, time_rng
+            )
         elif self.failure.weibull_shape == 1.0:
-            self._times = _Poisson(rate * many, when)
+            self._arrivals = _PoissonArrivals(rate * component_count, time_rng)
         else:
-            self._times = _Renewals(rate, self.failure.weibull_shape, many, when)
+            self._arrivals = _WeibullRenewals(rate, self.failure.weibull_shape, component_count, time_rng)
 
-    def until(self, end: Seconds) -> list[Event]:
+    def events_until(self, end: Seconds) -> list[FailureEvent]:
         """Those that follow, until a time."""
-        times = self._times.until(end)
-        nodes = self._where.integers(self.site.nodes, size=len(times))
-        draws = self._draws.standard_normal((len(times), DRAWS))
-        there = zip(times.tolist(), nodes.tolist(), draws.tolist(), strict=True)
-        return [Event(time, self.place, node, drawn) for time, node, drawn in there]
+        times = self._arrivals.arrivals_until(end)
+        nodes = self._node_rng.integers(self.domains.nodes, size=len(times))
+        draws = self._draw_rng.standard_normal((len(times), DRAWS_PER_EVENT))
+        columns = zip(times.tolist(), nodes.tolist(), draws.tolist(), strict=True)
+        return [FailureEvent(time, self.failure_index, node, event_draws) for time, node, event_draws in columns]
 
 
-class _Poisson:
+class _PoissonArrivals:
     """Independent of age: exponential gaps."""
 
-    def __init__(self, rate: float, random: np.random.Generator) -> None:
-        self._rate, self._random = rate, random
-        self._ahead: FloatArray = np.zeros(0)
-        self._last = 0.0
+    def __init__(self, rate: float, rng: np.random.Generator) -> None:
+        self._rate, self._rng = rate, rng
+        self._pending: FloatArray = np.zeros(0)
+        self._last_time = 0.0
 
-    def until(self, end: Seconds) -> FloatArray:
-        found = [self._ahead]
-        while self._last <= end:
-            many = int((end - self._last) * self._rate * 1.1) + 8
-            times = self._last + np.cumsum(self._random.standard_exponential(many)) / self._rate
-            self._last = float(times[-1])
-            found.append(times)
-        times = np.concatenate(found)
-        there = int(np.searchsorted(times, end, side="right"))
-        self._ahead = times[there:]
-        return times[:there]
+    def arrivals_until(self, end: Seconds) -> FloatArray:
+        batches = [self._pending]
+        while self._last_time <= end:
+            batch_size = int((end - self._last_time) * self._rate * 1.1) + 8
+            times = self._last_time + np.cumsum(self._rng.standard_exponential(batch_size)) / self._rate
+            self._last_time = float(times[-1])
+            batches.append(times)
+        times = np.concatenate(batches)
+        arrived_count = int(np.searchsorted(times, end, side="right"))
+        self._pending = times[arrived_count:]
+        return times[:arrived_count]
 
 
-class _Renewals:
+class _WeibullRenewals:
     """Weibull lives of components that are all new at the beginning, each replaced when it breaks.
 
     The mean life is one over the rate: scale x gamma(1 + 1/shape).
     """
 
-    def __init__(self, rate: float, shape: float, many: int, random: np.random.Generator) -> None:
+    def __init__(self, rate: float, shape: float, component_count: int, rng: np.random.Generator) -> None:
         self._scale, self._shape = 1.0 / rate / gamma(1.0 + 1.0 / shape), shape
-        self._random = random
-        self._next = self._scale * self._random.weibull(shape, many)
+        self._rng = rng
+        self._next_failure = self._scale * self._rng.weibull(shape, component_count)
 
-    def until(self, end: Seconds) -> FloatArray:
-        found = []
-        while len(broken := np.flatnonzero(self._next <= end)):
-            found.append(self._next[broken])
-            self._next[broken] += self._scale * self._random.weibull(self._shape, len(broken))
-        return np.sort(np.concatenate(found)) if found else np.zeros(0)
+    def arrivals_until(self, end: Seconds) -> FloatArray:
+        batches = []
+        while len(failed := np.flatnonzero(self._next_failure <= end)):
+            batches.append(self._next_failure[failed])
+            self._next_failure[failed] += self._scale * self._rng.weibull(self._shape, len(failed))
+        return np.sort(np.concatenate(batches)) if batches else np.zeros(0)
 
 
-class _Traced:
+class _TraceReplay:
     """What was seen, again and again, from a time of it that is drawn for each run."""
 
-    def __init__(self, trace: tuple[Seconds, ...], ends: Seconds, factor: float, random: np.random.Generator) -> None:
-        self._length = ends / factor
-        times = np.array(trace) / factor
-        first = float(random.uniform(0.0, self._length))
-        self._cycle = np.sort((times - first) % self._length)
-        self._rounds, self._done = 0, 0
+    def __init__(
+        self, trace: tuple[Seconds, ...], duration: Seconds, rate_factor: float, rng: np.random.Generator
+    ) -> None:
+        self._period = duration / rate_factor
+        times = np.array(trace) / rate_factor
+        offset = float(rng.uniform(0.0, self._period))
+        self._cycle = np.sort((times - offset) % self._period)
+        self._cycle_count, self._consumed_count = 0, 0
 
-    def until(self, end: Seconds) -> FloatArray:
-        last = int(end // self._length) + 1
-        times = (self._cycle[None, :] + self._length * np.arange(last + 1)[:, None]).ravel()
-        there = int(np.searchsorted(times, end, side="right"))
-        found = times[self._done : there]
-        self._done = there
-        return found
+    def arrivals_until(self, end: Seconds) -> FloatArray:
+        cycle_count = int(end // self._period) + 1
+        times = (self._cycle[None, :] + self._period * np.arange(cycle_count + 1)[:, None]).ravel()
+        arrived_count = int(np.searchsorted(times, end, side="right"))
+        arrived = times[self._consumed_count : arrived_count]
+        self._consumed_count = arrived_count
+        return arrived

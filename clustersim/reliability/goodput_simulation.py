@@ -21,54 +21,61 @@ from clustersim.common.processes import worker_pool
 from clustersim.common.units import Seconds, format_seconds
 from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution
 from clustersim.reliability.checkpoint_cost import (
-    LEAST,
-    Storing,
-    daly,
-    formula,
-    in_repair,
+    MIN_CHECKPOINT_COST,
+    CheckpointCost,
+    build_checkpoint_cost,
+    checkpoint_interval,
+    daly_interval,
+    mean_nodes_in_repair,
     mean_time_to_interruption,
-    storing,
-    work_of,
-    young,
+    total_work,
+    young_interval,
 )
-from clustersim.reliability.cluster_states import States
-from clustersim.reliability.failure_domains import Site, site_of
-from clustersim.reliability.job_simulation import Terms
-from clustersim.reliability.monte_carlo import Runs, plain
-from clustersim.results.goodput import DAY, Change, Checkpointing, Goodput, Point, Run
+from clustersim.reliability.cluster_states import ClusterStates
+from clustersim.reliability.failure_domains import FailureDomains, build_failure_domains
+from clustersim.reliability.job_simulation import JobParameters
+from clustersim.reliability.monte_carlo import MonteCarloRuns, run_to_dict
+from clustersim.results.goodput import (
+    SECONDS_PER_DAY,
+    CheckpointTimes,
+    GoodputResult,
+    RunChange,
+    SweepPoint,
+    TrainingRun,
+)
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.scenario.reliability import CheckpointIntervalRule, ReliabilityModel, RestartTimes
 from clustersim.simulation import simulate
 
-RUNS: Final = 1000
-MOST_RUNS: Final = 1_000_000
-LONGEST: Final = 20.0
+DEFAULT_RUNS: Final = 1000
+MAX_RUNS: Final = 1_000_000
+MAX_SLOWDOWN: Final = 20.0
 """Times the ideal that a run may take; what is not done then never is, for planning."""
-MOST_FAILURES: Final = 50_000
+MAX_FAILURES: Final = 50_000
 """Of a run, on average; longer ones are ended there, too."""
-NAME: Final = "runs.jsonl"
-_EVENTS: Final = 4000.0  # failures that a point of a curve is made of
-_FEWEST, _MOST = 4, 16  # runs of a point
-_SHORTER: Final = 0.2  # of a run's longest time, for a point of a curve
-_OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # of intervals around Daly's
-_NEAR: Final = 3  # points on either side of the best one
-_POOR: Final = 0.8  # of the best goodput: fewer spares are not tried
-_SPARES: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_QUICK: Final = 120.0  # seconds of the restart that a what-if supposes
+JOURNAL_NAME: Final = "runs.jsonl"
+_FAILURES_PER_POINT: Final = 4000.0  # failures that a point of a curve is made of
+_MIN_POINT_RUNS, _MAX_POINT_RUNS = 4, 16  # runs of a point
+_POINT_WALL_FRACTION: Final = 0.2  # of a run's longest time, for a point of a curve
+_INTERVAL_OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # of intervals around Daly's
+_FIT_NEIGHBORS: Final = 3  # points on either side of the best one
+_POOR_GOODPUT_RATIO: Final = 0.8  # of the best goodput: fewer spares are not tried
+_SPARE_COUNTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_FAST_RESTART_SECONDS: Final = 120.0  # seconds of the restart that a what-if supposes
 Progress = Callable[[str, int, int], None]
 
 
-def goodput(  # noqa: PLR0913 - one job, said in full
+def simulate_goodput(  # noqa: PLR0913 - one job, said in full
     scenario: Scenario,
-    runs: int = RUNS,
+    runs: int = DEFAULT_RUNS,
     seed: int = 0,
     *,
     workers: int = 1,
     store: Path | None = None,
     curves: bool = True,
     progress: Progress | None = None,
-) -> Goodput:
+) -> GoodputResult:
     """Simulate a job over the tokens of its run (`economics.tokens`), as often as asked.
 
     workers: processes; store: a folder in which runs are kept as they come, to go on from there; curves: whether other
@@ -76,297 +83,330 @@ def goodput(  # noqa: PLR0913 - one job, said in full
     no tokens are said, for a store of another calculation, and for what the scenario cannot be.
     """
     started = perf_counter()
-    _require(runs, seed, workers)
-    work_of(scenario, 1.0)  # before anything is simulated
-    told = {"scenario": scenario.to_mapping(), "seed": seed}
-    path = None if store is None else store / NAME
-    with Journal.open_or_resume(path, "calculation", told, scenario.files) as kept, worker_pool(workers) as pool:
-        task = _Task(scenario, seed, pool, workers, progress or _silent)
-        found = task.run(runs, kept, curves=curves)
-    return replace(found, wall=perf_counter() - started)
+    _require_in_range(runs, seed, workers)
+    total_work(scenario, 1.0)  # before anything is simulated
+    identity = {"scenario": scenario.to_mapping(), "seed": seed}
+    path = None if store is None else store / JOURNAL_NAME
+    with Journal.open_or_resume(path, "calculation", identity, scenario.files) as journal, worker_pool(workers) as pool:
+        task = _GoodputCalculation(scenario, seed, pool, workers, progress or _ignore_progress)
+        result = task.run(runs, journal, curves=curves)
+    return replace(result, wall_seconds=perf_counter() - started)
 
 
-def _require(runs: int, seed: int, workers: int) -> None:
-    for name, value, least, most in (
-        ("runs", runs, 1, MOST_RUNS),
+def _require_in_range(runs: int, seed: int, workers: int) -> None:
+    for name, value, min_value, max_value in (
+        ("runs", runs, 1, MAX_RUNS),
         ("seed", seed, 0, 2**63 - 1),
         ("workers", workers, 1, 4096),
     ):
-        if not least <= value <= most:
-            raise InputError(f"{name}: {value} is not from {least} to {most:,}")
+        if not min_value <= value <= max_value:
+            raise InputError(f"{name}: {value} is not from {min_value} to {max_value:,}")
 
 
 @dataclass
-class _Task:
+class _GoodputCalculation:
     """One calculation."""
 
     scenario: Scenario
     seed: int
     pool: Executor
     workers: int
-    tell: Progress
+    report_progress: Progress
     warnings: list[str] = field(default_factory=list)
 
     @cached_property
-    def result(self) -> SimulationResult:
+    def healthy_result(self) -> SimulationResult:
         """The healthy step."""
         return simulate(self.scenario)
 
     @cached_property
-    def work(self) -> Seconds:
+    def healthy_work(self) -> Seconds:
         """Seconds of the healthy job."""
-        return work_of(self.scenario, self.result.step_time)[0]
+        return total_work(self.scenario, self.healthy_result.step_time)[0]
 
     @cached_property
-    def states(self) -> States:
-        return States(self.scenario, self.result)
+    def cluster_states(self) -> ClusterStates:
+        return ClusterStates(self.scenario, self.healthy_result)
 
     @cached_property
-    def site(self) -> Site:
-        return site_of(self.scenario)
+    def domains(self) -> FailureDomains:
+        return build_failure_domains(self.scenario)
 
     @cached_property
-    def storing(self) -> Storing:
-        return storing(self.scenario)
+    def checkpoint_cost(self) -> CheckpointCost:
+        return build_checkpoint_cost(self.scenario)
 
     @cached_property
-    def runs(self) -> Runs:
-        def pace(missing: int, slower: Any) -> tuple[str, float]:
-            self.tell("simulating states of the cluster", len(self.states.seconds), 0)
-            return self.states(missing, slower)
+    def monte_carlo(self) -> MonteCarloRuns:
+        def state_rate(missing: int, slowdown: Any) -> tuple[str, float]:
+            self.report_progress("simulating states of the cluster", len(self.cluster_states.step_times), 0)
+            return self.cluster_states(missing, slowdown)
 
-        return Runs(self.pool, self.workers, pace, self.seed)
+        return MonteCarloRuns(self.pool, self.workers, state_rate, self.seed)
 
     @property
-    def said(self) -> ReliabilityModel:
+    def reliability(self) -> ReliabilityModel:
         return self.scenario.reliability
 
-    def run(self, many: int, kept: Journal, *, curves: bool) -> Goodput:
+    def run(self, run_count: int, journal: Journal, *, curves: bool) -> GoodputResult:
         """All of it."""
-        between = mean_time_to_interruption(self.said, self.site)
-        first = formula(self.said, self.storing, between, self.work)
-        nodes, spares = self._spares(first, curves=curves)
-        reliability = replace(self.said, spares=replace(self.said.spares, shared_nodes=nodes))
-        interval, intervals = self._interval(reliability, between, first, curves=curves)
-        terms = self._terms(reliability, self.storing, interval)
-        made, complete = self._make(terms, many, kept)
-        changes = self._changes(terms, between, interval) if curves and complete else []
-        self._warn(made, interval, between)
-        economics = self.result.economics
+        mtti = mean_time_to_interruption(self.reliability, self.domains)
+        formula_interval = checkpoint_interval(self.reliability, self.checkpoint_cost, mtti, self.healthy_work)
+        spare_nodes, spares = self._choose_spares(formula_interval, curves=curves)
+        reliability = replace(self.reliability, spares=replace(self.reliability.spares, shared_nodes=spare_nodes))
+        interval, intervals = self._choose_interval(reliability, mtti, formula_interval, curves=curves)
+        parameters = self._job_parameters(reliability, self.checkpoint_cost, interval)
+        runs, complete = self._simulate_runs(parameters, run_count, journal)
+        changes = self._simulate_what_ifs(parameters, mtti, interval) if curves and complete else []
+        self._add_warnings(runs, interval, mtti)
+        economics = self.healthy_result.economics
         price = economics.price_per_gpu_hour
-        power, still = economics.power, economics.idle_power
-        return Goodput(
-            tokens=work_of(self.scenario, self.result.step_time)[1],
-            ideal=self.work,
-            step_time=self.result.step_time,
-            step_band=self.result.step_time_interval,
-            gpus=self.site.gpus,
-            nodes=self.site.nodes,
-            spare_nodes=nodes + self.said.spares.nodes_per_rack * self.site.counts.racks,
-            runs=made,
+        power, idle_power = economics.power, economics.idle_power
+        return GoodputResult(
+            tokens=total_work(self.scenario, self.healthy_result.step_time)[1],
+            ideal_seconds=self.healthy_work,
+            step_time=self.healthy_result.step_time,
+            step_time_interval=self.healthy_result.step_time_interval,
+            gpus=self.domains.gpus,
+            nodes=self.domains.nodes,
+            spare_nodes=spare_nodes + self.reliability.spares.nodes_per_rack * self.domains.counts.racks,
+            runs=runs,
             seed=self.seed,
-            preset=self.said.preset,
-            description=self.said.description,
-            spread=self.said.rate_geometric_std,
-            mean_time=between,
-            checkpoint=self._checkpointing(terms, between),
-            step_times=dict(self.states.seconds),
-            timeline=self.runs.timeline(terms, 0),
-            intervals=intervals,
-            spares=spares,
+            preset=self.reliability.preset,
+            description=self.reliability.description,
+            rate_spread=self.reliability.rate_geometric_std,
+            expected_mttf=mtti,
+            checkpoint=self._checkpoint_summary(parameters, mtti),
+            step_times=dict(self.cluster_states.step_times),
+            timeline=self.monte_carlo.timeline(parameters, 0),
+            interval_sweep=intervals,
+            spares_sweep=spares,
             changes=changes,
             price=None if price is None else price.amount,
             currency="" if price is None else price.currency,
-            missing=(*economics.without_price, *economics.without_power),
-            watts=None if power is None or still is None else (power, still),
+            missing=(*economics.missing_prices, *economics.missing_power),
+            watts=None if power is None or idle_power is None else (power, idle_power),
             warnings=tuple(self.warnings),
             complete=complete,
-            sources=self.said.sources,
+            sources=self.reliability.sources,
         )
 
-    def _terms(self, reliability: ReliabilityModel, storing: Storing, interval: Seconds) -> Terms:
-        return Terms(
+    def _job_parameters(
+        self, reliability: ReliabilityModel, checkpoint_cost: CheckpointCost, interval: Seconds
+    ) -> JobParameters:
+        return JobParameters(
             reliability=reliability,
-            site=self.site,
-            saving=storing.saving(interval),
-            work=self.work,
-            load=storing.read,
-            stop=storing.stop,
-            pace=self.states,
-            most=min(LONGEST * self.work, MOST_FAILURES * mean_time_to_interruption(reliability, self.site)),
+            domains=self.domains,
+            checkpoint_timeline=checkpoint_cost.build_timeline(interval),
+            work=self.healthy_work,
+            load_seconds=checkpoint_cost.read_seconds,
+            final_checkpoint_seconds=checkpoint_cost.synchronous_seconds,
+            state_rate=self.cluster_states,
+            max_wall=min(
+                MAX_SLOWDOWN * self.healthy_work, MAX_FAILURES * mean_time_to_interruption(reliability, self.domains)
+            ),
         )
 
     # What is best
 
-    def _spares(self, interval: Seconds, *, curves: bool) -> tuple[int, list[Point]]:
+    def _choose_spares(self, interval: Seconds, *, curves: bool) -> tuple[int, list[SweepPoint]]:
         """How many nodes stand by, and the curve of it; no more are tried than let nobody wait."""
-        asked = self.said.spares.shared_nodes
-        if asked is not None and asked > self.site.nodes:
+        configured = self.reliability.spares.shared_nodes
+        if configured is not None and configured > self.domains.nodes:
             raise InputError(
-                f"{self.scenario.name}: reliability.spares.nodes: {asked:,} are more than the {self.site.nodes:,} "
+                f"{self.scenario.name}: reliability.spares.nodes: {configured:,} are more than the {self.domains.nodes:,} "
                 "nodes of the job"
             )
-        if asked is not None and not curves:
-            return asked, []
-        points: list[Point] = []
-        for nodes in self._tried(asked):
-            self.tell("trying numbers of spares", len(points), 0)
-            said = replace(self.said, spares=replace(self.said.spares, shared_nodes=nodes))
-            made = self._few(self._terms(said, self.storing, interval))
-            part = _part(made) * self.site.nodes / (self.site.nodes + nodes)
-            points.insert(0, Point(nodes, part, _days(made)))
-            if part < _POOR * max(point.goodput for point in points) and (asked is None or nodes <= asked):
+        if configured is not None and not curves:
+            return configured, []
+        points: list[SweepPoint] = []
+        for nodes in self._spare_candidates(configured):
+            self.report_progress("trying numbers of spares", len(points), 0)
+            reliability = replace(self.reliability, spares=replace(self.reliability.spares, shared_nodes=nodes))
+            runs = self._simulate_point(self._job_parameters(reliability, self.checkpoint_cost, interval))
+            paid_goodput = _mean_goodput(runs) * self.domains.nodes / (self.domains.nodes + nodes)
+            points.insert(0, SweepPoint(nodes, paid_goodput, _mean_days(runs)))
+            if paid_goodput < _POOR_GOODPUT_RATIO * max(point.goodput for point in points) and (
+                configured is None or nodes <= configured
+            ):
                 break  # with fewer it is worse, and takes long
         best = max(points, key=lambda point: (point.goodput, -point.value))
-        return int(best.value) if asked is None else asked, points
+        return int(best.value) if configured is None else configured, points
 
-    def _tried(self, asked: int | None) -> list[int]:
+    def _spare_candidates(self, configured: int | None) -> list[int]:
         """Numbers of spares, from more than ever are in repair at a time down; what is asked for among them."""
-        broken = in_repair(self.said, self.site) * self.said.rate_geometric_std**2
-        enough = broken + 4.0 * math.sqrt(broken)
-        below = [item for item in _SPARES if item < enough and item <= self.site.nodes]
-        above = [element for element in _SPARES if enough <= element <= self.site.nodes][:1]
-        return sorted({*below, *above, *([] if asked is None else [asked])}, reverse=True)
+        mean_in_repair = mean_nodes_in_repair(self.reliability, self.domains) * self.reliability.rate_geometric_std**2
+        sufficient = mean_in_repair + 4.0 * math.sqrt(mean_in_repair)
+        below = [item for item in _SPARE_COUNTS if item < sufficient and item <= self.domains.nodes]
+        above = [element for element in _SPARE_COUNTS if sufficient <= element <= self.domains.nodes][:1]
+        return sorted({*below, *above, *([] if configured is None else [configured])}, reverse=True)
 
-    def _interval(
-        self, said: ReliabilityModel, between: Seconds, first: Seconds, *, curves: bool
-    ) -> tuple[Seconds, list[Point]]:
+    def _choose_interval(
+        self, reliability: ReliabilityModel, mtti: Seconds, formula_interval: Seconds, *, curves: bool
+    ) -> tuple[Seconds, list[SweepPoint]]:
         """How often checkpoints come, and the curve of it."""
-        asked = self.said.checkpoint.interval
-        best = asked is CheckpointIntervalRule.OPTIMAL
-        if math.isinf(between) or not (best or curves):
-            return first, []
-        middle = min(first, daly(max(self.storing.cost, LEAST), between)) if best else first
+        configured = self.reliability.checkpoint.interval
+        is_optimal = configured is CheckpointIntervalRule.OPTIMAL
+        if math.isinf(mtti) or not (is_optimal or curves):
+            return formula_interval, []
+        center = (
+            min(formula_interval, daly_interval(max(self.checkpoint_cost.delay_seconds, MIN_CHECKPOINT_COST), mtti))
+            if is_optimal
+            else formula_interval
+        )
         points = []
-        for number, octave in enumerate(_OCTAVES):
-            self.tell("trying intervals between checkpoints", number, len(_OCTAVES))
-            interval = float(middle * 2.0**octave)
-            made = self._few(self._terms(said, self.storing, interval))
-            points.append(Point(interval, _part(made), _days(made)))
-        return (_lowest(points) if best else first), points
+        for index, octave in enumerate(_INTERVAL_OCTAVES):
+            self.report_progress("trying intervals between checkpoints", index, len(_INTERVAL_OCTAVES))
+            interval = float(center * 2.0**octave)
+            runs = self._simulate_point(self._job_parameters(reliability, self.checkpoint_cost, interval))
+            points.append(SweepPoint(interval, _mean_goodput(runs), _mean_days(runs)))
+        return (_fit_optimal_interval(points) if is_optimal else formula_interval), points
 
-    def _few(self, terms: Terms) -> list[Run]:
+    def _simulate_point(self, parameters: JobParameters) -> list[TrainingRun]:
         """As many runs as have enough failures to tell apart what is tried."""
-        between = mean_time_to_interruption(terms.reliability, self.site)
-        expected = self.work / between if between > 0.0 else math.inf
-        many = _MOST if expected == 0.0 else int(min(_MOST, max(_FEWEST, math.ceil(_EVENTS / expected))))
-        most = min(_SHORTER * terms.most, 2.0 * _EVENTS / many * between)
-        return self.runs.of(replace(terms, most=max(most, terms.work if expected < _EVENTS else 0.0)), range(many))
+        mtti = mean_time_to_interruption(parameters.reliability, self.domains)
+        expected_failures = self.healthy_work / mtti if mtti > 0.0 else math.inf
+        run_count = (
+            _MAX_POINT_RUNS
+            if expected_failures == 0.0
+            else int(min(_MAX_POINT_RUNS, max(_MIN_POINT_RUNS, math.ceil(_FAILURES_PER_POINT / expected_failures))))
+        )
+        max_wall = min(_POINT_WALL_FRACTION * parameters.max_wall, 2.0 * _FAILURES_PER_POINT / run_count * mtti)
+        return self.monte_carlo.simulate_runs(
+            replace(
+                parameters, max_wall=max(max_wall, parameters.work if expected_failures < _FAILURES_PER_POINT else 0.0)
+            ),
+            range(run_count),
+        )
 
-    def _changes(self, terms: Terms, between: Seconds, interval: Seconds) -> list[Change]:
+    def _simulate_what_ifs(self, parameters: JobParameters, mtti: Seconds, interval: Seconds) -> list[RunChange]:
         """What-ifs: the same runs with one thing changed, and the interval in proportion to Daly's if it was free."""
-        before = _days(self._few(terms))
-        found = []
-        for number, (words, said) in enumerate(_what_ifs(terms.reliability)):
-            self.tell("asking what if", number, 4)
-            changed = storing(replace(self.scenario, reliability=said))
-            now = mean_time_to_interruption(said, self.site)
-            then = interval
-            if isinstance(said.checkpoint.interval, CheckpointIntervalRule) and not math.isinf(between):
-                then *= daly(max(changed.cost, LEAST), now) / daly(max(self.storing.cost, LEAST), between)
-            found.append(Change(words, _days(self._few(self._terms(said, changed, then))), before))
-        return found
+        before = _mean_days(self._simulate_point(parameters))
+        changes = []
+        for index, (label, reliability) in enumerate(_what_if_changes(parameters.reliability)):
+            self.report_progress("asking what if", index, 4)
+            changed_cost = build_checkpoint_cost(replace(self.scenario, reliability=reliability))
+            changed_mtti = mean_time_to_interruption(reliability, self.domains)
+            changed_interval = interval
+            if isinstance(reliability.checkpoint.interval, CheckpointIntervalRule) and not math.isinf(mtti):
+                changed_interval *= daly_interval(
+                    max(changed_cost.delay_seconds, MIN_CHECKPOINT_COST), changed_mtti
+                ) / daly_interval(max(self.checkpoint_cost.delay_seconds, MIN_CHECKPOINT_COST), mtti)
+            changes.append(
+                RunChange(
+                    label,
+                    _mean_days(self._simulate_point(self._job_parameters(reliability, changed_cost, changed_interval))),
+                    before,
+                )
+            )
+        return changes
 
     # All runs
 
-    def _make(self, terms: Terms, many: int, kept: Journal) -> tuple[list[Run], bool]:
+    def _simulate_runs(
+        self, parameters: JobParameters, run_count: int, journal: Journal
+    ) -> tuple[list[TrainingRun], bool]:
         """The runs, those that are kept already among them; whether all are there."""
-        made = {run.number: run for run in (Run(**entry["run"]) for entry in kept.entries if "run" in entry)}
-        made = {number: run for number, run in made.items() if number < many}
+        runs = {run.number: run for run in (TrainingRun(**entry["run"]) for entry in journal.entries if "run" in entry)}
+        runs = {run_index: run for run_index, run in runs.items() if run_index < run_count}
 
-        def done(run: Run) -> None:
-            made[run.number] = run
-            kept.append({"run": plain(run)})
-            self.tell("simulating runs", len(made), many)
+        def record_run(run: TrainingRun) -> None:
+            runs[run.number] = run
+            journal.append({"run": run_to_dict(run)})
+            self.report_progress("simulating runs", len(runs), run_count)
 
         complete = True
         try:
-            self.runs.of(terms, [number for number in range(many) if number not in made], done)
+            self.monte_carlo.simulate_runs(
+                parameters, [run_index for run_index in range(run_count) if run_index not in runs], record_run
+            )
         except KeyboardInterrupt:
             complete = False
             self.pool.shutdown(wait=False, cancel_futures=True)
-            if not made:
+            if not runs:
                 raise
-        return [made[number] for number in sorted(made)], complete
+        return [runs[run_index] for run_index in sorted(runs)], complete
 
-    def _checkpointing(self, terms: Terms, between: Seconds) -> Checkpointing:
-        cost = self.storing.cost
-        return Checkpointing(
-            size=self.storing.size,
-            block=self.storing.block,
-            drain=self.storing.drain,
-            load=self.storing.read,
-            interval=terms.saving.compute,
-            young=young(cost, between),
-            daly=daly(cost, between) if not math.isinf(between) else between,
+    def _checkpoint_summary(self, parameters: JobParameters, mtti: Seconds) -> CheckpointTimes:
+        cost = self.checkpoint_cost.delay_seconds
+        return CheckpointTimes(
+            size=self.checkpoint_cost.checkpoint_bytes,
+            blocking=self.checkpoint_cost.block_seconds,
+            drain=self.checkpoint_cost.drain_seconds,
+            load=self.checkpoint_cost.read_seconds,
+            interval=parameters.checkpoint_timeline.interval,
+            young=young_interval(cost, mtti),
+            daly=daly_interval(cost, mtti) if not math.isinf(mtti) else mtti,
         )
 
-    def _warn(self, made: Sequence[Run], interval: Seconds, between: Seconds) -> None:
-        late = sum(not run.finished for run in made)
-        if late:
+    def _add_warnings(self, runs: Sequence[TrainingRun], interval: Seconds, mtti: Seconds) -> None:
+        unfinished = sum(not run.finished for run in runs)
+        if unfinished:
             self.warnings.append(
-                f"{late} of {len(made)} runs did not reach their tokens within {LONGEST:g} times the ideal or "
-                f"{MOST_FAILURES:,} failures; they count as if they had ended then"
+                f"{unfinished} of {len(runs)} runs did not reach their tokens within {MAX_SLOWDOWN:g} times the ideal or "
+                f"{MAX_FAILURES:,} failures; they count as if they had ended then"
             )
-        if interval > between:
+        if interval > mtti:
             self.warnings.append(
                 f"checkpoints come every {format_seconds(interval)}, and something breaks every "
-                f"{format_seconds(between)}: most work is lost; shorten reliability.checkpoint.interval"
+                f"{format_seconds(mtti)}: most work is lost; shorten reliability.checkpoint.interval"
             )
-        least = self.storing.drain / self.storing.stored_every
-        if interval < least:
+        min_interval = self.checkpoint_cost.drain_seconds / self.checkpoint_cost.stored_every
+        if interval < min_interval:
             self.warnings.append(
-                f"storage takes a checkpoint in {format_seconds(least)} at the soonest; so often they come"
+                f"storage takes a checkpoint in {format_seconds(min_interval)} at the soonest; so often they come"
             )
-        if not self.result.fits_in_memory:
+        if not self.healthy_result.fits_in_memory:
             self.warnings.append("the job does not fit in memory: it would not run at all")
-        if self.said.rate_geometric_std > 1.0 and any(failure.is_rate_uncertain for failure in self.said.failures):
+        if self.reliability.rate_geometric_std > 1.0 and any(
+            failure.is_rate_uncertain for failure in self.reliability.failures
+        ):
             self.warnings.append(
-                f"rates are those of preset {self.said.preset}, of other clusters than yours: each run draws them "
-                f"anew, up to {self.said.rate_geometric_std:g} times more or less in two of three; reliability.failures says yours"
+                f"rates are those of preset {self.reliability.preset}, of other clusters than yours: each run draws them "
+                f"anew, up to {self.reliability.rate_geometric_std:g} times more or less in two of three; reliability.failures says yours"
             )
 
 
-def _what_ifs(said: ReliabilityModel) -> Iterator[tuple[str, ReliabilityModel]]:
+def _what_if_changes(reliability: ReliabilityModel) -> Iterator[tuple[str, ReliabilityModel]]:
     """What may be otherwise, in words."""
-    storage = said.checkpoint
-    faster = replace(
-        storage,
-        bandwidth=2.0 * storage.bandwidth,
-        read_bandwidth=2.0 * storage.read_bandwidth,
-        bandwidth_per_node=None if storage.bandwidth_per_node is None else 2.0 * storage.bandwidth_per_node,
+    checkpoint = reliability.checkpoint
+    faster_storage = replace(
+        checkpoint,
+        bandwidth=2.0 * checkpoint.bandwidth,
+        read_bandwidth=2.0 * checkpoint.read_bandwidth,
+        bandwidth_per_node=None if checkpoint.bandwidth_per_node is None else 2.0 * checkpoint.bandwidth_per_node,
     )
-    yield "half the failures", replace(said, rate_factor=0.5 * said.rate_factor)
-    yield "twice the storage bandwidth", replace(said, checkpoint=faster)
-    quick = RestartTimes(schedule=DurationDistribution.constant(_QUICK), load=ZERO_DURATION)
-    yield "every restart in 2 minutes", replace(said, restart=quick)
-    at_once = tuple(replace(failure, detection_time=ZERO_DURATION) for failure in said.failures)
-    yield "failures noticed at once", replace(said, failures=at_once)
+    yield "half the failures", replace(reliability, rate_factor=0.5 * reliability.rate_factor)
+    yield "twice the storage bandwidth", replace(reliability, checkpoint=faster_storage)
+    fast_restart = RestartTimes(schedule=DurationDistribution.constant(_FAST_RESTART_SECONDS), load=ZERO_DURATION)
+    yield "every restart in 2 minutes", replace(reliability, restart=fast_restart)
+    immediate_detection = tuple(replace(failure, detection_time=ZERO_DURATION) for failure in reliability.failures)
+    yield "failures noticed at once", replace(reliability, failures=immediate_detection)
 
 
-def _part(made: Sequence[Run]) -> float:
-    return sum(run.work for run in made) / sum(run.wall for run in made)
+def _mean_goodput(runs: Sequence[TrainingRun]) -> float:
+    return sum(run.work for run in runs) / sum(run.wall for run in runs)
 
 
-def _days(made: Sequence[Run]) -> float:
-    return sum(run.wall for run in made) / len(made) / DAY
+def _mean_days(runs: Sequence[TrainingRun]) -> float:
+    return sum(run.wall for run in runs) / len(runs) / SECONDS_PER_DAY
 
 
-def _lowest(points: Sequence[Point]) -> Seconds:
+def _fit_optimal_interval(points: Sequence[SweepPoint]) -> Seconds:
     """The interval with the least expected days, of the curve c + a/interval + b x interval through the points near it.
 
     Of so many checkpoints, and of half an interval lost with each failure: to first order that is what they cost.
     """
-    place = min(range(len(points)), key=lambda each: points[each].days)
-    near = points[max(0, place - _NEAR) : place + _NEAR + 1]
-    at = np.array([point.value for point in near])
-    (each, lost, _), *_ = np.linalg.lstsq(
-        np.stack((1.0 / at, at, np.ones(len(at))), 1), [p.days for p in near], rcond=None
+    index = min(range(len(points)), key=lambda checkpoint_term: points[checkpoint_term].days)
+    neighbors = points[max(0, index - _FIT_NEIGHBORS) : index + _FIT_NEIGHBORS + 1]
+    intervals = np.array([point.value for point in neighbors])
+    (checkpoint_term, lost_work_term, _), *_ = np.linalg.lstsq(
+        np.stack((1.0 / intervals, intervals, np.ones(len(intervals))), 1), [p.days for p in neighbors], rcond=None
     )
-    if each <= 0.0 or lost <= 0.0:
-        return points[place].value
-    return float(min(at[-1], max(at[0], math.sqrt(each / lost))))
+    if checkpoint_term <= 0.0 or lost_work_term <= 0.0:
+        return points[index].value
+    return float(min(intervals[-1], max(intervals[0], math.sqrt(checkpoint_term / lost_work_term))))
 
 
-def _silent(_what: str, _done: int, _of: int) -> None:
+def _ignore_progress(_what: str, _done: int, _of: int) -> None:
     """Nobody is told."""

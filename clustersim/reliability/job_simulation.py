@@ -15,15 +15,15 @@ import simpy
 
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
-from clustersim.reliability.checkpoint_timeline import Saving
-from clustersim.reliability.failure_domains import Site
-from clustersim.reliability.failure_events import Event
-from clustersim.reliability.node_pool import Pool
-from clustersim.results.goodput import Piece, Run
+from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
+from clustersim.reliability.failure_domains import FailureDomains
+from clustersim.reliability.failure_events import FailureEvent
+from clustersim.reliability.node_pool import NodePool
+from clustersim.results.goodput import TimelineInterval, TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
 
 Process = Generator[Any, Any, Any]
-NOTHING: Final = "nothing"
+NO_EFFECT: Final = "nothing"
 """A cause that changes nothing."""
 
 
@@ -35,38 +35,38 @@ LOSSES: Final = (CHECKPOINTS, LOST_WORK, DETECTION, RESTART, WAITING, MAINTENANC
 HEALTHY: Final = "healthy"
 
 
-class Skipped(Enum):
+class RestartSkip(Enum):
     """Which restarts do without a part. PLANNED: those that were planned; KEPT: those of failed nodes alone."""
 
     NEVER = 0
     PLANNED = 1
-    KEPT = 2
+    ALLOCATION_KEPT = 2
 
 
-Pace = Callable[[int, FailureSlowdown | None], tuple[str, float]]
+StateRate = Callable[[int, FailureSlowdown | None], tuple[str, float]]
 """The name of a state of the cluster with so many nodes missing and something slow, and work per second in it: of the
 healthy job's; 0 where it cannot run. The number of nodes is 0 where all are there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobParameters:
     """What a job does whatever breaks. work: seconds of the healthy job; load: of a checkpoint; most: of a run.
 
     stop: for how long a checkpoint blocks behind which the job is ended.
     """
 
     reliability: ReliabilityModel
-    site: Site
-    saving: Saving
+    domains: FailureDomains
+    checkpoint_timeline: CheckpointTimeline
     work: Seconds
-    load: Seconds
-    stop: Seconds
-    pace: Pace
-    most: Seconds
+    load_seconds: Seconds
+    final_checkpoint_seconds: Seconds
+    state_rate: StateRate
+    max_wall: Seconds
 
 
 @dataclass(slots=True)
-class _Sums:
+class _RunTotals:
     """What is added up while a job runs, as in `analysis.goodput.Run`."""
 
     work: Seconds = 0.0
@@ -74,394 +74,453 @@ class _Sums:
     states: dict[str, Seconds] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     interruptions: int = 0
-    up: Seconds = 0.0
+    uptime: Seconds = 0.0
 
 
-class Stop(NamedTuple):
+class JobStop(NamedTuple):
     """Why a job ends. nodes: what is lost with it; planned: behind a checkpoint; back_to: when work began to be wrong.
 
     lasts: for how long all is down on purpose; draws: of its lengths.
     """
 
     cause: str
-    detection: DurationDistribution
+    detection_time: DurationDistribution
     draws: Sequence[float]
     nodes: tuple[int, ...] = ()
-    repair: DurationDistribution | None = None
-    planned: bool = False
-    back_to: Seconds | None = None
-    lasts: Seconds = 0.0
+    repair_time: DurationDistribution | None = None
+    is_planned: bool = False
+    valid_until: Seconds | None = None
+    outage_seconds: Seconds = 0.0
 
     @property
-    def alone(self) -> bool:
+    def is_single_node(self) -> bool:
         """Whether it took so little that peers have a copy."""
         return len(self.nodes) < 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Noticed:
+class _DetectedFailure:
     """What went on unnoticed is found. began: when it did."""
 
-    event: Event
-    began: Seconds
+    event: FailureEvent
+    onset: Seconds
 
 
 @dataclass(slots=True)
-class _Up:
+class _Uptime:
     """The job since a restart. segments: wall time since then, work and progress when the state changed, and its pace.
 
     stored: progress in storage from before.
     """
 
     begin: Seconds
-    stored: Seconds
+    stored_progress: Seconds
     segments: list[tuple[Seconds, Seconds, Seconds, float]]
-    until: Seconds | None = None
+    end: Seconds | None = None
 
-    def progress(self, work: Seconds) -> Seconds:
+    def progress_at(self, work: Seconds) -> Seconds:
         """Of so much work since the restart."""
-        _, done, progress, pace = next(segment for segment in reversed(self.segments) if segment[1] <= work)
-        return progress + (work - done) * pace
+        _, segment_work, progress, rate = next(segment for segment in reversed(self.segments) if segment[1] <= work)
+        return progress + (work - segment_work) * rate
 
-    def wall_at(self, progress: Seconds, saving: Saving) -> Seconds:
+    def wall_at(self, progress: Seconds, checkpoints: CheckpointTimeline) -> Seconds:
         """The wall time at which so much was done; the restart where that was before it."""
-        _, done, had, pace = next(
+        _, segment_work, segment_progress, rate = next(
             (segment for segment in reversed(self.segments) if segment[2] <= progress), self.segments[0]
         )
-        return self.begin + saving.wall(max(0.0, done + (progress - had) / pace))
+        return self.begin + checkpoints.wall_time_of(max(0.0, segment_work + (progress - segment_progress) / rate))
 
 
-class Job:
+class JobSimulation:
     """One run. marks: whenever it ended, the time and the work that was done by then, of which some may be lost."""
 
-    def __init__(self, terms: Terms, events: Iterator[Event], record: list[Piece] | None = None) -> None:
-        self._terms, self._events, self._record = terms, events, record
-        self._said = terms.reliability
+    def __init__(
+        self, parameters: JobParameters, events: Iterator[FailureEvent], timeline: list[TimelineInterval] | None = None
+    ) -> None:
+        self._parameters, self._events, self._timeline = parameters, events, timeline
+        self._reliability = parameters.reliability
         self._env = simpy.Environment()
-        self._sums = _Sums()
-        self._pool = Pool(self._env, terms.site, self._said.spares, self._said.repair_slots, self._come_back)
-        self._slow: dict[int, tuple[FailureSlowdown, float]] = {}
-        self._ups: list[_Up] = []
-        self._progress = self._stored = 0.0
-        parts = _lengths(self._said.restart, terms.load)
-        self._lengths = [item for item in parts if item[1].is_random or item[2] is not Skipped.NEVER]
-        self._always = self._said.restart.init_per_rank * terms.site.gpus
-        self._always += sum(element[1].mean for element in parts if element not in self._lengths)
-        self._regrows = self._waits = False
-        self.marks: list[tuple[Seconds, Seconds]] = []
-        self._next = next(events, None)
-        self._process = self._env.process(self._run())
-        if self._said.maintenance is not None:
-            self._env.process(self._maintain(self._said.maintenance.period, self._said.maintenance.duration))
+        self._totals = _RunTotals()
+        self._pool = NodePool(
+            self._env,
+            parameters.domains,
+            self._reliability.spares,
+            self._reliability.repair_slots,
+            self._on_node_repaired,
+        )
+        self._slow_nodes: dict[int, tuple[FailureSlowdown, float]] = {}
+        self._uptimes: list[_Uptime] = []
+        self._progress = self._stored_progress = 0.0
+        phases = _restart_durations(self._reliability.restart, parameters.load_seconds)
+        self._random_durations = [phase for phase in phases if phase[1].is_random or phase[2] is not RestartSkip.NEVER]
+        self._fixed_restart_seconds = self._reliability.restart.init_per_rank * parameters.domains.gpus
+        self._fixed_restart_seconds += sum(item[1].mean for item in phases if item not in self._random_durations)
+        self._can_regrow = self._is_waiting = False
+        self.progress_marks: list[tuple[Seconds, Seconds]] = []
+        self._next_event = next(events, None)
+        self._process = self._env.process(self._alternate_up_down())
+        if self._reliability.maintenance is not None:
+            self._env.process(
+                self._schedule_maintenance(self._reliability.maintenance.period, self._reliability.maintenance.duration)
+            )
 
-    def run(self, number: int = 0) -> Run:
+    def run(self, run_index: int = 0) -> TrainingRun:
         """Run it to its end, or for as long as it may take. number: of the run, by which it is known."""
-        self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._terms.most)]))
-        sums, wall, finished = self._sums, float(self._env.now), not self._process.is_alive
+        self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._parameters.max_wall)]))
+        totals, wall, finished = self._totals, float(self._env.now), not self._process.is_alive
         if not finished:  # what was under way is lost
-            sums.losses[LOST_WORK] += wall - sums.work - sum(sums.losses.values())
-        return Run(
-            number=number,
+            totals.losses[LOST_WORK] += wall - totals.work - sum(totals.losses.values())
+        return TrainingRun(
+            number=run_index,
             wall=wall,
-            work=sums.work,
+            work=totals.work,
             finished=finished,
-            losses=sums.losses,
-            states=sums.states,
-            failures=dict(sums.failures),
-            interruptions=sums.interruptions,
-            up=sums.up,
-            nodes=self._pool.seconds(),
+            losses=totals.losses,
+            states=totals.states,
+            failures=dict(totals.failures),
+            interruptions=totals.interruptions,
+            up=totals.uptime,
+            nodes=self._pool.node_seconds(),
         )
 
     # What happens
 
-    def _until(self, end: Seconds) -> Process:
+    def _wait_until(self, end: Seconds) -> Process:
         """Let time go by; what comes before its end is returned: what ends the job, or is noticed, or begins."""
-        env, event = self._env, self._next
-        first = event is not None and event.time < end
-        ends = event.time if event is not None and first else end
+        env, event = self._env, self._next_event
+        event_is_next = event is not None and event.time < end
+        wake_time = event.time if event is not None and event_is_next else end
         try:
-            yield env.timeout(max(0.0, ends - env.now)) if ends < inf else env.event()
+            yield env.timeout(max(0.0, wake_time - env.now)) if wake_time < inf else env.event()
         except simpy.Interrupt as interrupt:
             return interrupt.cause
-        if not first or event is None:
+        if not event_is_next or event is None:
             return None
-        self._next = next(self._events, None)
+        self._next_event = next(self._events, None)
         if event.node in self._pool.missing:
-            return NOTHING  # nothing is there that could break
-        failure = self._said.failures[event.failure]
-        self._sums.failures[failure.name] += 1
-        unnoticed = failure.effect is FailureEffect.SLOW or failure.effect is FailureEffect.CORRUPT
-        return event if unnoticed else self._stop(failure, event)
+            return NO_EFFECT  # nothing is there that could break
+        failure = self._reliability.failures[event.failure_index]
+        self._totals.failures[failure.name] += 1
+        is_silent = failure.effect is FailureEffect.SLOW or failure.effect is FailureEffect.CORRUPT
+        return event if is_silent else self._build_stop(failure, event)
 
-    def _stop(self, failure: FailureMode, event: Event, back_to: Seconds | None = None) -> Stop:
-        nodes = self._terms.site.taken(failure.failure_domain, event.node)
-        planned = failure.effect is FailureEffect.PLANNED or failure.effect is FailureEffect.SLOW
-        return Stop(failure.name, failure.detection_time, event.draws, nodes, failure.repair_time, planned, back_to)
+    def _build_stop(self, failure: FailureMode, event: FailureEvent, valid_until: Seconds | None = None) -> JobStop:
+        nodes = self._parameters.domains.lost_nodes(failure.failure_domain, event.node)
+        is_planned = failure.effect is FailureEffect.PLANNED or failure.effect is FailureEffect.SLOW
+        return JobStop(
+            failure.name, failure.detection_time, event.draws, nodes, failure.repair_time, is_planned, valid_until
+        )
 
-    def _maintain(self, every: Seconds, lasts: Seconds) -> Process:
+    def _schedule_maintenance(self, period: Seconds, duration: Seconds) -> Process:
         while True:
-            yield self._env.timeout(every)
+            yield self._env.timeout(period)
             if not self._process.is_alive:
                 return
             self._process.interrupt(
-                Stop("maintenance", DurationDistribution.constant(0.0), (), planned=True, lasts=lasts)
+                JobStop("maintenance", DurationDistribution.constant(0.0), (), is_planned=True, outage_seconds=duration)
             )
 
-    def _come_back(self) -> None:
+    def _on_node_repaired(self) -> None:
         """A node is repaired: a job that waits looks again, one that runs without it takes it if more replicas run."""
         if not self._process.is_alive:
             return
-        if self._waits:
-            self._process.interrupt(NOTHING)
-        elif self._regrows and self._pace_now()[1] > self._ups[-1].segments[-1][3]:
-            self._regrows = False
-            self._process.interrupt(Stop("nodes are back", DurationDistribution.constant(0.0), (), planned=True))
+        if self._is_waiting:
+            self._process.interrupt(NO_EFFECT)
+        elif self._can_regrow and self._current_rate()[1] > self._uptimes[-1].segments[-1][3]:
+            self._can_regrow = False
+            self._process.interrupt(JobStop("nodes are back", DurationDistribution.constant(0.0), (), is_planned=True))
 
     # Up and down
 
-    def _run(self) -> Process:
+    def _alternate_up_down(self) -> Process:
         while True:
-            stop = yield from self._up()
+            stop = yield from self._run_until_stop()
             if stop is None:
                 return
-            yield from self._down(stop)
+            yield from self._restart_after(stop)
 
-    def _pace_now(self) -> tuple[str, float]:
-        if not self._slow and not self._pool.missing:
+    def _current_rate(self) -> tuple[str, float]:
+        if not self._slow_nodes and not self._pool.missing:
             return HEALTHY, 1.0
-        slowest = min(self._slow.values(), key=lambda each: each[1], default=None)
-        return self._terms.pace(len(self._pool.missing), None if slowest is None else slowest[0])
+        slowest = min(self._slow_nodes.values(), key=lambda each: each[1], default=None)
+        return self._parameters.state_rate(len(self._pool.missing), None if slowest is None else slowest[0])
 
-    def _up(self) -> Process:
+    def _run_until_stop(self) -> Process:
         """Work until all is done (None), or something ends it."""
-        env, saving = self._env, self._terms.saving
-        state, pace = self._pace_now()
-        up = _Up(env.now, self._stored, [(0.0, 0.0, self._progress, pace)])
-        self._ups.append(up)
-        self._regrows = bool(self._pool.missing)
-        since = env.now
+        env, checkpoints = self._env, self._parameters.checkpoint_timeline
+        state, rate = self._current_rate()
+        uptime = _Uptime(env.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
+        self._uptimes.append(uptime)
+        self._can_regrow = bool(self._pool.missing)
+        state_begin = env.now
         while True:
-            _, done, progress, pace = up.segments[-1]
-            cause = yield from self._until(up.begin + saving.wall(done + (self._terms.work - progress) / pace))
-            stop = None if cause is None else self._meets(cause)
+            _, segment_work, progress, rate = uptime.segments[-1]
+            cause = yield from self._wait_until(
+                uptime.begin + checkpoints.wall_time_of(segment_work + (self._parameters.work - progress) / rate)
+            )
+            stop = None if cause is None else self._handle_while_up(cause)
             if stop is not None or cause is None:
-                self._stay(state, since)
-                return (yield from self._ends(up, stop))
-            changed, pace_then = self._pace_now()
-            if (changed, pace_then) != (state, pace):
-                self._stay(state, since)
-                work = saving.work(env.now - up.begin)
-                up.segments.append((env.now - up.begin, work, up.progress(work), pace_then))
-                state, since = changed, env.now
+                self._add_state_time(state, state_begin)
+                return (yield from self._end_uptime(uptime, stop))
+            new_state, new_rate = self._current_rate()
+            if (new_state, new_rate) != (state, rate):
+                self._add_state_time(state, state_begin)
+                work = checkpoints.work_after(env.now - uptime.begin)
+                uptime.segments.append((env.now - uptime.begin, work, uptime.progress_at(work), new_rate))
+                state, state_begin = new_state, env.now
 
-    def _meets(self, cause: object) -> Stop | None:
+    def _handle_while_up(self, cause: object) -> JobStop | None:
         """What something does to a job that is up: None if it goes on."""
-        if isinstance(cause, Stop):
+        if isinstance(cause, JobStop):
             return cause
-        if isinstance(cause, _Noticed):
-            return self._notice(cause)
-        if isinstance(cause, Event):
-            self._begin(cause)
+        if isinstance(cause, _DetectedFailure):
+            return self._handle_detection(cause)
+        if isinstance(cause, FailureEvent):
+            self._begin_silent_failure(cause)
         return None
 
-    def _begin(self, event: Event) -> None:
+    def _begin_silent_failure(self, event: FailureEvent) -> None:
         """A part is slow, or numbers are wrong, from now on."""
-        failure = self._said.failures[event.failure]
+        failure = self._reliability.failures[event.failure_index]
         if failure.slowdown is not None:
-            self._slow[event.node] = (failure.slowdown, self._terms.pace(0, failure.slowdown)[1])
-        self._env.process(self._find(_Noticed(event, self._env.now), failure.discovery_time.at_z_score(event.draws[1])))
+            self._slow_nodes[event.node] = (failure.slowdown, self._parameters.state_rate(0, failure.slowdown)[1])
+        self._env.process(
+            self._detect_after(
+                _DetectedFailure(event, self._env.now), failure.discovery_time.at_z_score(event.draws[1])
+            )
+        )
 
-    def _find(self, noticed: _Noticed, after: Seconds) -> Process:
-        yield self._env.timeout(after)
+    def _detect_after(self, detected: _DetectedFailure, delay: Seconds) -> Process:
+        yield self._env.timeout(delay)
         if self._process.is_alive:
-            self._process.interrupt(noticed)
+            self._process.interrupt(detected)
 
-    def _notice(self, found: _Noticed) -> Stop | None:
+    def _handle_detection(self, detected: _DetectedFailure) -> JobStop | None:
         """A slow node is replaced, or lives with it no longer; wrong numbers are gone back behind."""
-        failure, node = self._said.failures[found.event.failure], found.event.node
+        failure, node = self._reliability.failures[detected.event.failure_index], detected.event.node
         if failure.effect is FailureEffect.CORRUPT:
-            return self._stop(failure, found.event, back_to=found.began)
-        if self._slow.pop(node, None) is None or not self._said.replaces_slow_nodes:
+            return self._build_stop(failure, detected.event, valid_until=detected.onset)
+        if self._slow_nodes.pop(node, None) is None or not self._reliability.replaces_slow_nodes:
             return None
-        return self._stop(failure, found.event)
+        return self._build_stop(failure, detected.event)
 
-    def _ends(self, up: _Up, stop: Stop | None) -> Process:
+    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> Process:
         """The job ends: count what it did, and what of it is safe; a checkpoint comes first where that was planned."""
-        env, saving, sums = self._env, self._terms.saving, self._sums
-        wall = env.now - up.begin
-        work = saving.work(wall) if stop is not None else self._all_of(up)
-        progress = min(up.progress(work), self._terms.work)
-        sums.losses[CHECKPOINTS] += wall - work
-        sums.losses[DEGRADED] += work - (progress - self._progress)
-        sums.up += wall
-        self.marks.append((env.now, progress))
-        up.until = env.now
-        stored = saving.safe(wall, stored=True)
-        self._stored = up.progress(stored * saving.compute) if stored else up.stored
-        copied = saving.safe(wall, stored=False) if saving.peers else 0
-        safe = max(self._stored, up.progress(copied * saving.compute) if copied else self._progress * saving.peers)
-        if stop is None or stop.planned:
-            later = yield from self._save(progress, stop)
-            if later is None:
+        env, checkpoints, totals = self._env, self._parameters.checkpoint_timeline, self._totals
+        wall = env.now - uptime.begin
+        work = checkpoints.work_after(wall) if stop is not None else self._total_work(uptime)
+        progress = min(uptime.progress_at(work), self._parameters.work)
+        totals.losses[CHECKPOINTS] += wall - work
+        totals.losses[DEGRADED] += work - (progress - self._progress)
+        totals.uptime += wall
+        self.progress_marks.append((env.now, progress))
+        uptime.end = env.now
+        stored_index = checkpoints.last_safe_snapshot(wall, in_storage=True)
+        self._stored_progress = (
+            uptime.progress_at(stored_index * checkpoints.interval) if stored_index else uptime.stored_progress
+        )
+        peer_index = checkpoints.last_safe_snapshot(wall, in_storage=False) if checkpoints.has_peer_copies else 0
+        safe_progress = max(
+            self._stored_progress,
+            uptime.progress_at(peer_index * checkpoints.interval)
+            if peer_index
+            else self._progress * checkpoints.has_peer_copies,
+        )
+        if stop is None or stop.is_planned:
+            next_stop = yield from self._final_checkpoint(progress, stop)
+            if next_stop is None:
                 return stop
-            stop = later
-        before = self._safe_before(stop.back_to) if stop.back_to is not None else None
-        keeps = min(before, self._stored) if before is not None else safe if stop.alone else self._stored
-        sums.losses[LOST_WORK] += progress - keeps
-        sums.interruptions += 1
-        if self._record is not None and progress > keeps:
-            self._record.append(Piece(up.wall_at(keeps, saving), env.now, LOST_WORK, stop.cause))
-        self._progress = keeps
-        self._stored = min(self._stored, keeps)
-        self._settle()
+            stop = next_stop
+        valid_progress = self._stored_before(stop.valid_until) if stop.valid_until is not None else None
+        kept_progress = (
+            min(valid_progress, self._stored_progress)
+            if valid_progress is not None
+            else safe_progress
+            if stop.is_single_node
+            else self._stored_progress
+        )
+        totals.losses[LOST_WORK] += progress - kept_progress
+        totals.interruptions += 1
+        if self._timeline is not None and progress > kept_progress:
+            self._timeline.append(
+                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), env.now, LOST_WORK, stop.cause)
+            )
+        self._progress = kept_progress
+        self._stored_progress = min(self._stored_progress, kept_progress)
+        self._commit_work()
         return stop
 
-    def _all_of(self, up: _Up) -> Seconds:
+    def _total_work(self, uptime: _Uptime) -> Seconds:
         """The work of a job that was done to its end."""
-        _, done, progress, pace = up.segments[-1]
-        return done + (self._terms.work - progress) / pace
+        _, segment_work, progress, rate = uptime.segments[-1]
+        return segment_work + (self._parameters.work - progress) / rate
 
-    def _save(self, progress: Seconds, stop: Stop | None) -> Process:
+    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> Process:
         """A checkpoint before a planned end; what breaks meanwhile is returned, and nothing is saved."""
-        began = self._env.now
-        later = yield from self._spend([(CHECKPOINTS, self._terms.stop)], "" if stop is None else stop.cause)
-        self._sums.up += self._env.now - began
-        if later is not None:
-            return later
-        self._progress = self._stored = progress
-        self._settle()
+        begin = self._env.now
+        next_stop = yield from self._spend_phases(
+            [(CHECKPOINTS, self._parameters.final_checkpoint_seconds)], "" if stop is None else stop.cause
+        )
+        self._totals.uptime += self._env.now - begin
+        if next_stop is not None:
+            return next_stop
+        self._progress = self._stored_progress = progress
+        self._commit_work()
         return None
 
-    def _settle(self) -> None:
-        self._sums.work = self._progress
+    def _commit_work(self) -> None:
+        self._totals.work = self._progress
 
-    def _safe_before(self, time: Seconds) -> Seconds:
+    def _stored_before(self, time: Seconds) -> Seconds:
         """Progress in storage whose snapshot began before a time; what came later is forgotten."""
-        saving = self._terms.saving
-        while self._ups:
-            up = self._ups[-1]
-            if up.begin <= time:
-                ended = self._env.now if up.until is None else up.until
-                up.until = min(time, ended)
-                begun = saving.begun(up.until - up.begin) // saving.stored_every * saving.stored_every
-                number = min(begun, saving.safe(ended - up.begin, stored=True))
-                return up.progress(number * saving.compute) if number else up.stored
-            self._ups.pop()
+        checkpoints = self._parameters.checkpoint_timeline
+        while self._uptimes:
+            uptime = self._uptimes[-1]
+            if uptime.begin <= time:
+                uptime_end = self._env.now if uptime.end is None else uptime.end
+                uptime.end = min(time, uptime_end)
+                last_stored = (
+                    checkpoints.last_begun_snapshot(uptime.end - uptime.begin)
+                    // checkpoints.stored_every
+                    * checkpoints.stored_every
+                )
+                checkpoint_index = min(
+                    last_stored, checkpoints.last_safe_snapshot(uptime_end - uptime.begin, in_storage=True)
+                )
+                return (
+                    uptime.progress_at(checkpoint_index * checkpoints.interval)
+                    if checkpoint_index
+                    else uptime.stored_progress
+                )
+            self._uptimes.pop()
         return 0.0
 
-    def _down(self, stop: Stop) -> Process:
+    def _restart_after(self, stop: JobStop) -> Process:
         """From the end of the job to its next beginning, whatever else breaks."""
-        later: Stop | None = stop
-        while later is not None:
-            stop, later = later, None
-            self._lose(stop)
-            parts = [(DETECTION, stop.detection.at_z_score(_draw(stop, 0))), (MAINTENANCE, stop.lasts)]
-            at_hand = self._pool.fill()
-            if not at_hand:
-                later = yield from self._spend(parts, stop.cause)
-                if later is None:
-                    self._pool.fill()
-                    later = yield from self._wait(stop)
-                parts = []
-            if later is None:
-                parts.append((RESTART, self._restart(stop, at_hand=at_hand)))
-                later = yield from self._spend(parts, stop.cause)
+        next_stop: JobStop | None = stop
+        while next_stop is not None:
+            stop, next_stop = next_stop, None
+            self._remove_nodes(stop)
+            phases = [
+                (DETECTION, stop.detection_time.at_z_score(_z_score(stop, 0))),
+                (MAINTENANCE, stop.outage_seconds),
+            ]
+            is_complete = self._pool.fill_missing()
+            if not is_complete:
+                next_stop = yield from self._spend_phases(phases, stop.cause)
+                if next_stop is None:
+                    self._pool.fill_missing()
+                    next_stop = yield from self._wait_for_nodes(stop)
+                phases = []
+            if next_stop is None:
+                phases.append((RESTART, self._restart_seconds(stop, had_spares=is_complete)))
+                next_stop = yield from self._spend_phases(phases, stop.cause)
 
-    def _lose(self, stop: Stop) -> None:
+    def _remove_nodes(self, stop: JobStop) -> None:
         """Nodes leave for repair; what is slow on them goes with them."""
-        repair = stop.repair
-        for number, node in enumerate(stop.nodes):
+        repair_time = stop.repair_time
+        for index, node in enumerate(stop.nodes):
             if node not in self._pool.missing:
-                self._slow.pop(node, None)
-                self._pool.lose(node, 0.0 if repair is None else repair.at_z_score(_draw(stop, 2 + number % 2)))
+                self._slow_nodes.pop(node, None)
+                self._pool.remove_node(
+                    node, 0.0 if repair_time is None else repair_time.at_z_score(_z_score(stop, 2 + index % 2))
+                )
 
-    def _wait(self, stop: Stop) -> Process:
+    def _wait_for_nodes(self, stop: JobStop) -> Process:
         """Wait until the job can run with the nodes that there are: with all, or with as many as it can do with."""
         while self._pool.missing and not self._can_shrink():
-            began, self._waits = self._env.now, True
-            cause = yield from self._until(inf)
-            self._waits = False
-            self._spent(WAITING, began, self._env.now - began, stop.cause)
-            later = self._meets_down(cause)
-            if later is not None:
-                return later
-            self._pool.fill()
+            begin, self._is_waiting = self._env.now, True
+            cause = yield from self._wait_until(inf)
+            self._is_waiting = False
+            self._add_loss(WAITING, begin, self._env.now - begin, stop.cause)
+            next_stop = self._handle_while_down(cause)
+            if next_stop is not None:
+                return next_stop
+            self._pool.fill_missing()
         return None
 
     def _can_shrink(self) -> bool:
-        return self._said.elastic is not ElasticPolicy.WAIT and self._terms.pace(len(self._pool.missing), None)[1] > 0.0
+        return (
+            self._reliability.elastic is not ElasticPolicy.WAIT
+            and self._parameters.state_rate(len(self._pool.missing), None)[1] > 0.0
+        )
 
-    def _restart(self, stop: Stop, *, at_hand: bool) -> Seconds:
+    def _restart_seconds(self, stop: JobStop, *, had_spares: bool) -> Seconds:
         """How long the job takes to begin again. at_hand: whether spares were there at once."""
-        kept = self._said.restart.only_failed and at_hand and not stop.lasts
-        seconds = self._always
-        for number, length, skipped in self._lengths:
-            if not (skipped is Skipped.PLANNED and stop.planned) and not (skipped is Skipped.KEPT and kept):
-                seconds += length.at_z_score(_draw(stop, 4 + number))
+        keeps_allocation = self._reliability.restart.only_failed and had_spares and not stop.outage_seconds
+        seconds = self._fixed_restart_seconds
+        for draw_index, duration, skip in self._random_durations:
+            if not (skip is RestartSkip.PLANNED and stop.is_planned) and not (
+                skip is RestartSkip.ALLOCATION_KEPT and keeps_allocation
+            ):
+                seconds += duration.at_z_score(_z_score(stop, 4 + draw_index))
         return seconds
 
-    def _spend(self, parts: list[tuple[str, Seconds]], cause: str) -> Process:
+    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> Process:
         """Let time go by for some things, one behind the other; what ends that is returned, None if nothing does."""
-        env, later = self._env, None
-        began, whole = env.now, sum([seconds for _, seconds in parts])
-        while later is None and (met := (yield from self._until(began + whole))) is not None:
-            later = self._meets_down(met)
-        left = whole if later is None else env.now - began
-        for loss, seconds in parts:
-            took = min(seconds, left)
-            if took > 0.0:
-                self._spent(loss, began, took, cause)
-                began += took
-                left -= took
-        return later
+        env, next_stop = self._env, None
+        begin, total = env.now, sum([seconds for _, seconds in phases])
+        while next_stop is None and (event_cause := (yield from self._wait_until(begin + total))) is not None:
+            next_stop = self._handle_while_down(event_cause)
+        remaining = total if next_stop is None else env.now - begin
+        for loss, seconds in phases:
+            phase_seconds = min(seconds, remaining)
+            if phase_seconds > 0.0:
+                self._add_loss(loss, begin, phase_seconds, cause)
+                begin += phase_seconds
+                remaining -= phase_seconds
+        return next_stop
 
-    def _meets_down(self, cause: object) -> Stop | None:
+    def _handle_while_down(self, cause: object) -> JobStop | None:
         """What something does to a job that is down already: what runs no step is neither slow nor wrong."""
-        if isinstance(cause, _Noticed):
-            failure = self._said.failures[cause.event.failure]
+        if isinstance(cause, _DetectedFailure):
+            failure = self._reliability.failures[cause.event.failure_index]
             if failure.effect is FailureEffect.CORRUPT:
-                back = self._safe_before(cause.began)
-                if back < self._progress:
-                    self._sums.losses[LOST_WORK] += self._progress - back
-                    self._progress = back
-                    self._stored = min(self._stored, back)
-                    self._settle()
-                return self._stop(failure, cause.event)
-            self._slow.pop(cause.event.node, None)
+                valid_progress = self._stored_before(cause.onset)
+                if valid_progress < self._progress:
+                    self._totals.losses[LOST_WORK] += self._progress - valid_progress
+                    self._progress = valid_progress
+                    self._stored_progress = min(self._stored_progress, valid_progress)
+                    self._commit_work()
+                return self._build_stop(failure, cause.event)
+            self._slow_nodes.pop(cause.event.node, None)
             return None
         return (
-            cause if isinstance(cause, Stop) and not (cause.planned and not cause.lasts and not cause.nodes) else None
+            cause
+            if isinstance(cause, JobStop) and not (cause.is_planned and not cause.outage_seconds and not cause.nodes)
+            else None
         )
 
     # What is counted
 
-    def _spent(self, loss: str, began: Seconds, took: Seconds, cause: str) -> None:
-        self._sums.losses[loss] += took
-        if self._record is not None:
-            self._record.append(Piece(began, began + took, loss, cause))
+    def _add_loss(self, loss: str, begin: Seconds, seconds: Seconds, cause: str) -> None:
+        self._totals.losses[loss] += seconds
+        if self._timeline is not None:
+            self._timeline.append(TimelineInterval(begin, begin + seconds, loss, cause))
 
-    def _stay(self, state: str, since: Seconds) -> None:
-        took = self._env.now - since
-        self._sums.states[state] = self._sums.states.get(state, 0.0) + took
-        if self._record is not None and took > 0.0:
-            self._record.append(Piece(since, self._env.now, state))
+    def _add_state_time(self, state: str, begin: Seconds) -> None:
+        seconds = self._env.now - begin
+        self._totals.states[state] = self._totals.states.get(state, 0.0) + seconds
+        if self._timeline is not None and seconds > 0.0:
+            self._timeline.append(TimelineInterval(begin, self._env.now, state))
 
 
-def _lengths(said: RestartTimes, load: Seconds) -> list[tuple[int, DurationDistribution, Skipped]]:
+def _restart_durations(
+    restart: RestartTimes, load_seconds: Seconds
+) -> list[tuple[int, DurationDistribution, RestartSkip]]:
     """What a restart takes, with the number of its draw, and when it is not needed; without what takes no time."""
-    parts = (
-        (said.diagnosis, Skipped.PLANNED),
-        (said.drain, Skipped.NEVER),
-        (said.schedule, Skipped.KEPT),
-        (said.image, Skipped.KEPT),
-        (said.init, Skipped.NEVER),
-        (said.load or DurationDistribution.constant(load), Skipped.NEVER),
-        (said.warmup, Skipped.NEVER),
+    phases = (
+        (restart.diagnosis, RestartSkip.PLANNED),
+        (restart.drain, RestartSkip.NEVER),
+        (restart.schedule, RestartSkip.ALLOCATION_KEPT),
+        (restart.image, RestartSkip.ALLOCATION_KEPT),
+        (restart.init, RestartSkip.NEVER),
+        (restart.load or DurationDistribution.constant(load_seconds), RestartSkip.NEVER),
+        (restart.warmup, RestartSkip.NEVER),
     )
-    return [(number, length, skipped) for number, (length, skipped) in enumerate(parts) if length.mean > 0.0]
+    return [(draw_index, duration, skip) for draw_index, (duration, skip) in enumerate(phases) if duration.mean > 0.0]
 
 
-def _draw(stop: Stop, number: int) -> float:
+def _z_score(stop: JobStop, index: int) -> float:
     """A standard normal number of what broke; the middle where nothing was drawn."""
-    return stop.draws[number] if stop.draws else 0.0
+    return stop.draws[index] if stop.draws else 0.0

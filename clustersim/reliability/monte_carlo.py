@@ -10,13 +10,13 @@ from typing import Final
 from clustersim.common.gc_control import gc_disabled
 from clustersim.common.processes import TASKS_PER_WORKER, iterate_completed
 from clustersim.hardware.failures import FailureSlowdown
-from clustersim.reliability.failure_events import events_of
-from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
-from clustersim.results.goodput import Piece, Run
+from clustersim.reliability.failure_events import generate_failures
+from clustersim.reliability.job_simulation import HEALTHY, JobParameters, JobSimulation
+from clustersim.results.goodput import TimelineInterval, TrainingRun
 
-State = tuple[int, FailureSlowdown | None]
-Simulate = Callable[[int, FailureSlowdown | None], tuple[str, float]]
-_WINDOW: Final = 1.15  # of the work: for how long failures are drawn at a time
+StateKey = tuple[int, FailureSlowdown | None]
+StateSimulator = Callable[[int, FailureSlowdown | None], tuple[str, float]]
+_DRAW_WINDOW_RATIO: Final = 1.15  # of the work: for how long failures are drawn at a time
 
 
 class _UnknownState(Exception):  # noqa: N818 - not a mistake, but a question
@@ -24,111 +24,120 @@ class _UnknownState(Exception):  # noqa: N818 - not a mistake, but a question
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SimulatedStates:
     """How fast the job is in states of its cluster that were simulated."""
 
-    paces: tuple[tuple[State, tuple[str, float]], ...] = ()
+    rates: tuple[tuple[StateKey, tuple[str, float]], ...] = ()
 
-    def __call__(self, missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
+    def __call__(self, missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
         """The name of a state and work per second in it."""
-        if not missing and slower is None:
+        if not missing and slowdown is None:
             return HEALTHY, 1.0
-        found = _by_state(self).get((missing, slower))
-        if found is None:
+        rate = _rate_by_state(self).get((missing, slowdown))
+        if rate is None:
             raise _UnknownState
-        return found
+        return rate
 
 
 @lru_cache(maxsize=8)
-def _by_state(known: Known) -> dict[State, tuple[str, float]]:
-    return dict(known.paces)
+def _rate_by_state(states: SimulatedStates) -> dict[StateKey, tuple[str, float]]:
+    return dict(states.rates)
 
 
 @dataclass
-class Runs:
+class MonteCarloRuns:
     """Makes runs. simulate: the pace in a state, asked for once for each that occurs; most: tasks at a time."""
 
     pool: Executor
     workers: int
-    simulate: Simulate
+    simulate_state: StateSimulator
     seed: int
 
     def __post_init__(self) -> None:
-        self._paces: dict[State, tuple[str, float]] = {}
+        self._rates: dict[StateKey, tuple[str, float]] = {}
 
-    def of(self, terms: Terms, numbers: Sequence[int], done: Callable[[Run], None] | None = None) -> list[Run]:
+    def simulate_runs(
+        self,
+        parameters: JobParameters,
+        run_indices: Sequence[int],
+        on_run_done: Callable[[TrainingRun], None] | None = None,
+    ) -> list[TrainingRun]:
         """Runs by their numbers, in that order; done: told of each as it is there."""
-        found: dict[int, Run] = {}
-        waiting = list(reversed(numbers))
-        packed = [self._packed(terms)]
+        runs: dict[int, TrainingRun] = {}
+        pending = list(reversed(run_indices))
+        packed = [self._pickle_parameters(parameters)]
 
-        def take() -> tuple[int, Callable[[], Run | State]] | None:
-            if not waiting:
+        def next_task() -> tuple[int, Callable[[], TrainingRun | StateKey]] | None:
+            if not pending:
                 return None
-            number = waiting.pop()
-            return number, partial(_run, packed[0], self.seed, number)
+            run_index = pending.pop()
+            return run_index, partial(_simulate_run, packed[0], self.seed, run_index)
 
-        for number, run in iterate_completed(
-            self.pool, 1 if self.workers == 1 else TASKS_PER_WORKER * self.workers, take
+        for run_index, run in iterate_completed(
+            self.pool, 1 if self.workers == 1 else TASKS_PER_WORKER * self.workers, next_task
         ):
-            if isinstance(run, Run):
-                found[number] = run
-                if done is not None:
-                    done(run)
+            if isinstance(run, TrainingRun):
+                runs[run_index] = run
+                if on_run_done is not None:
+                    on_run_done(run)
                 continue
-            self._pace(*run)
-            packed[0] = self._packed(terms)
-            waiting.append(number)
-        return [found[number] for number in numbers]
+            self._state_rate(*run)
+            packed[0] = self._pickle_parameters(parameters)
+            pending.append(run_index)
+        return [runs[run_index] for run_index in run_indices]
 
-    def timeline(self, terms: Terms, number: int) -> list[Piece]:
+    def timeline(self, parameters: JobParameters, run_index: int) -> list[TimelineInterval]:
         """What a run that was made spent its time on."""
-        record: list[Piece] = []
-        _job(replace(terms, pace=self._pace), self.seed, number, record).run()
-        return record
+        timeline: list[TimelineInterval] = []
+        _build_job(replace(parameters, state_rate=self._state_rate), self.seed, run_index, timeline).run()
+        return timeline
 
-    def _pace(self, missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
+    def _state_rate(self, missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
         """The pace in a state, simulated if it was not yet."""
-        if (missing, slower) not in self._paces:
-            self._paces[missing, slower] = self.simulate(missing, slower)
-        return self._paces[missing, slower]
+        if (missing, slowdown) not in self._rates:
+            self._rates[missing, slowdown] = self.simulate_state(missing, slowdown)
+        return self._rates[missing, slowdown]
 
     @property
-    def _known(self) -> Known:
-        return Known(tuple(self._paces.items()))
+    def _simulated_states(self) -> SimulatedStates:
+        return SimulatedStates(tuple(self._rates.items()))
 
-    def _packed(self, terms: Terms) -> bytes:
-        said = replace(terms.reliability, sources={})  # which no run needs, and every task would carry
-        return pickle.dumps(replace(terms, reliability=said, pace=self._known))
+    def _pickle_parameters(self, parameters: JobParameters) -> bytes:
+        reliability = replace(parameters.reliability, sources={})  # which no run needs, and every task would carry
+        return pickle.dumps(replace(parameters, reliability=reliability, state_rate=self._simulated_states))
 
 
-def plain(run: Run) -> dict[str, object]:
+def run_to_dict(run: TrainingRun) -> dict[str, object]:
     """A run as plain data."""
     return asdict(run)
 
 
 @lru_cache(maxsize=4)
-def _unpacked(packed: bytes) -> Terms:
-    terms: Terms = pickle.loads(packed)
-    return terms
+def _unpickle_parameters(packed: bytes) -> JobParameters:
+    parameters: JobParameters = pickle.loads(packed)
+    return parameters
 
 
-def _run(packed: bytes, seed: int, number: int) -> Run | State:
+def _simulate_run(packed: bytes, seed: int, run_index: int) -> TrainingRun | StateKey:
     """A run; or the state whose pace it needs to know."""
-    terms = _unpacked(packed)
-    asked: list[State] = []
+    parameters = _unpickle_parameters(packed)
+    requested: list[StateKey] = []
 
-    def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
-        asked[:] = [(missing, slower)]
-        return terms.pace(missing, slower)
+    def state_rate(missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
+        requested[:] = [(missing, slowdown)]
+        return parameters.state_rate(missing, slowdown)
 
     try:
         with gc_disabled():
-            return _job(replace(terms, pace=pace), seed, number).run(number)
+            return _build_job(replace(parameters, state_rate=state_rate), seed, run_index).run(run_index)
     except _UnknownState:
-        return asked[0]
+        return requested[0]
 
 
-def _job(terms: Terms, seed: int, number: int, record: list[Piece] | None = None) -> Job:
-    events = events_of(terms.reliability, terms.site, seed, number, _WINDOW * terms.work)
-    return Job(terms, events, record)
+def _build_job(
+    parameters: JobParameters, seed: int, run_index: int, timeline: list[TimelineInterval] | None = None
+) -> JobSimulation:
+    events = generate_failures(
+        parameters.reliability, parameters.domains, seed, run_index, _DRAW_WINDOW_RATIO * parameters.work
+    )
+    return JobSimulation(parameters, events, timeline)

@@ -6,11 +6,11 @@ from typing import Any
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.reliability.failure_domains import Site
+from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.scenario.reliability import SparePool
 
 
-class Pool:
+class NodePool:
     """Nodes of a job and its spares.
 
     missing: places of the job that have no node; comes_back: called when a node is repaired. Such a node is a spare of
@@ -20,88 +20,90 @@ class Pool:
     def __init__(
         self,
         env: simpy.Environment,
-        site: Site,
+        domains: FailureDomains,
         spares: SparePool,
-        crews: int | None,
-        comes_back: Callable[[], None],
+        repair_slots: int | None,
+        on_repaired: Callable[[], None],
     ) -> None:
-        self._env, self._site, self._comes_back = env, site, comes_back
+        self._env, self._domains, self._on_repaired = env, domains, on_repaired
         self.missing: set[int] = set()
-        self._idle = spares.shared_nodes or 0
-        racks = site.counts.racks
-        self._in_rack = dict.fromkeys(range(racks), spares.nodes_per_rack) if spares.nodes_per_rack else {}
-        self._all = site.nodes + self._idle + spares.nodes_per_rack * racks
-        self._in_repair = 0
-        self._crews = None if crews is None else simpy.Resource(env, crews)
-        self._since, self._seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}
+        self._idle_spares = spares.shared_nodes or 0
+        racks = domains.counts.racks
+        self._rack_spares = dict.fromkeys(range(racks), spares.nodes_per_rack) if spares.nodes_per_rack else {}
+        self._total_nodes = domains.nodes + self._idle_spares + spares.nodes_per_rack * racks
+        self._repairing_count = 0
+        self._repair_slots = None if repair_slots is None else simpy.Resource(env, repair_slots)
+        self._last_update, self._node_seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}
 
-    def lose(self, node: int, repair: Seconds) -> None:
+    def remove_node(self, node: int, repair_seconds: Seconds) -> None:
         """A node of the job leaves for repair."""
-        self._count()
+        self._update_totals()
         self.missing.add(node)
-        self._in_repair += 1
-        if self._crews is not None:
-            self._env.process(self._repair(node, repair, self._crews))
+        self._repairing_count += 1
+        if self._repair_slots is not None:
+            self._env.process(self._repair_in_slot(node, repair_seconds, self._repair_slots))
         else:  # a callback takes a third of a process's time
-            self._env.timeout(repair, node).callbacks.append(lambda timeout: self._repaired(timeout.value))
+            self._env.timeout(repair_seconds, node).callbacks.append(lambda timeout: self._finish_repair(timeout.value))
 
-    def fill(self) -> bool:
+    def fill_missing(self) -> bool:
         """Put spares into the places that lack a node; whether none is left that lacks one."""
         if self.missing:
-            self._count()
+            self._update_totals()
         for node in sorted(self.missing):
-            self._fill(node)
+            self._replace_node(node)
         return not self.missing
 
-    def _fill(self, node: int) -> None:
-        rack = self._site.rack(node)
-        if self._in_rack.get(rack, 0) > 0:
-            self._in_rack[rack] -= 1
+    def _replace_node(self, node: int) -> None:
+        rack = self._domains.rack_of(node)
+        if self._rack_spares.get(rack, 0) > 0:
+            self._rack_spares[rack] -= 1
             self.missing.discard(node)
-        elif self._site.bound:
+        elif self._domains.is_nvlink_rack:
             self._replace_rack(rack)
-        elif self._idle > 0:
-            self._idle -= 1
+        elif self._idle_spares > 0:
+            self._idle_spares -= 1
             self.missing.discard(node)
 
     def _replace_rack(self, rack: int) -> None:
         """An NVLink domain is replaced as a whole; its good nodes stand by until it can be used again."""
-        first = rack * self._site.per_rack
-        places = range(first, min(first + self._site.per_rack, self._site.nodes))
-        if self._idle < len(places):
+        first_node = rack * self._domains.nodes_per_rack
+        rack_nodes = range(first_node, min(first_node + self._domains.nodes_per_rack, self._domains.nodes))
+        if self._idle_spares < len(rack_nodes):
             return
-        good = len(places) - sum(place in self.missing for place in places)
-        self._idle += good - len(places)
-        self.missing.difference_update(places)
+        healthy_count = len(rack_nodes) - sum(node in self.missing for node in rack_nodes)
+        self._idle_spares += healthy_count - len(rack_nodes)
+        self.missing.difference_update(rack_nodes)
 
-    def _repair(self, node: int, length: Seconds, crews: simpy.Resource) -> Generator[Any, Any, None]:
-        with crews.request() as turn:
-            yield turn
-            yield self._env.timeout(length)
-        self._repaired(node)
+    def _repair_in_slot(
+        self, node: int, repair_seconds: Seconds, repair_slots: simpy.Resource
+    ) -> Generator[Any, Any, None]:
+        with repair_slots.request() as request:
+            yield request
+            yield self._env.timeout(repair_seconds)
+        self._finish_repair(node)
 
-    def _repaired(self, node: int) -> None:
-        self._count()
-        self._in_repair -= 1
-        rack = self._site.rack(node)
+    def _finish_repair(self, node: int) -> None:
+        self._update_totals()
+        self._repairing_count -= 1
+        rack = self._domains.rack_of(node)
         if node in self.missing:  # nobody took its place
             self.missing.discard(node)
-        elif rack in self._in_rack:
-            self._in_rack[rack] += 1
+        elif rack in self._rack_spares:
+            self._rack_spares[rack] += 1
         else:
-            self._idle += 1
-        self._comes_back()
+            self._idle_spares += 1
+        self._on_repaired()
 
-    def _count(self) -> None:
+    def _update_totals(self) -> None:
         """Add up who was where until now."""
-        took = self._env.now - self._since
-        in_job = self._site.nodes - len(self.missing)
-        self._seconds["job"] += took * in_job
-        self._seconds["repair"] += took * self._in_repair
-        self._seconds["idle"] += took * (self._all - in_job - self._in_repair)
-        self._since = self._env.now
+        elapsed = self._env.now - self._last_update
+        in_job = self._domains.nodes - len(self.missing)
+        self._node_seconds["job"] += elapsed * in_job
+        self._node_seconds["repair"] += elapsed * self._repairing_count
+        self._node_seconds["idle"] += elapsed * (self._total_nodes - in_job - self._repairing_count)
+        self._last_update = self._env.now
 
-    def seconds(self) -> dict[str, float]:
+    def node_seconds(self) -> dict[str, float]:
         """Node-seconds until now in the job, idle, and in repair."""
-        self._count()
-        return dict(self._seconds)
+        self._update_totals()
+        return dict(self._node_seconds)

@@ -16,28 +16,28 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureSlowdown
 from clustersim.reliability.checkpoint_cost import (
-    Storing,
-    formula,
-    in_repair,
+    CheckpointCost,
+    build_checkpoint_cost,
+    checkpoint_interval,
+    mean_nodes_in_repair,
     mean_time_to_interruption,
-    storing,
-    work_of,
+    total_work,
 )
-from clustersim.reliability.failure_domains import Site, site_of
-from clustersim.reliability.failure_events import events_of
-from clustersim.reliability.goodput_simulation import LONGEST, MOST_FAILURES
-from clustersim.reliability.job_simulation import HEALTHY, Job, Pace, Terms
+from clustersim.reliability.failure_domains import FailureDomains, build_failure_domains
+from clustersim.reliability.failure_events import generate_failures
+from clustersim.reliability.goodput_simulation import MAX_FAILURES, MAX_SLOWDOWN
+from clustersim.reliability.job_simulation import HEALTHY, JobParameters, JobSimulation, StateRate
 from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.resolved import ResolvedScenario
 
-RUNS: Final = 8
-_DAY: Final = 86400.0
-_WINDOW: Final = 30.0 * _DAY  # for which failures are drawn at a time
-_LONG: Final = 120.0 * _DAY  # of work: runs are known as far as that before layouts are
+ESTIMATE_RUNS: Final = 8
+_SECONDS_PER_DAY: Final = 86400.0
+_DRAW_WINDOW: Final = 30.0 * _SECONDS_PER_DAY  # for which failures are drawn at a time
+_REFERENCE_WORK: Final = 120.0 * _SECONDS_PER_DAY  # of work: runs are known as far as that before layouts are
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RunEstimate:
     """A run, the mean over a few: days, goodput, seconds between checkpoints, nodes of the job and beside it."""
 
     days: float
@@ -47,80 +47,96 @@ class Estimate:
     spare_nodes: int
 
 
-def estimate(setup: ResolvedScenario, seconds: Seconds) -> Estimate:
+def estimate_run(resolved: ResolvedScenario, step_time: Seconds) -> RunEstimate:
     """The run of a scenario whose step takes so many seconds; raise InputError where it does not say its tokens."""
-    work, _ = work_of(setup, seconds)
-    terms = _terms(*_said(setup), work)
-    runs = [_job(terms, number).run(number) for number in range(RUNS)]
+    work, _ = total_work(resolved, step_time)
+    parameters = _job_parameters(*_work_independent_inputs(resolved), work)
+    runs = [_build_job(parameters, run_index).run(run_index) for run_index in range(ESTIMATE_RUNS)]
     wall = sum(run.wall for run in runs)
-    beside = (
-        terms.reliability.spares.shared_nodes or 0
-    ) + terms.reliability.spares.nodes_per_rack * terms.site.counts.racks
-    return Estimate(
-        wall / RUNS / _DAY, sum(run.work for run in runs) / wall, terms.saving.compute, terms.site.nodes, beside
+    spare_nodes = (
+        parameters.reliability.spares.shared_nodes or 0
+    ) + parameters.reliability.spares.nodes_per_rack * parameters.domains.counts.racks
+    return RunEstimate(
+        wall / ESTIMATE_RUNS / _SECONDS_PER_DAY,
+        sum(run.work for run in runs) / wall,
+        parameters.checkpoint_timeline.interval,
+        parameters.domains.nodes,
+        spare_nodes,
     )
 
 
-def least_days(setup: ResolvedScenario, seconds: Seconds) -> float:
-    """Days that `estimate` does not undercut where a step takes so many seconds at least.
+def days_lower_bound(resolved: ResolvedScenario, step_time: Seconds) -> float:
+    """Days that `estimate_run` does not undercut where a step takes so many seconds at least.
 
     Runs that differ in nothing but the work to do are the same until the first of them ends. So where one of more work
     had done p at time t, and no more before, one of work w >= p is not done before t + w - p.
     """
-    work, _ = work_of(setup, seconds)
-    said = _said(setup)
-    longest, whole = _terms(*said, work).most, 0.0
-    for walls, progress in _marks(*said):
-        place = int(np.searchsorted(progress, work, side="right")) - 1
-        whole += min(longest, float(walls[place] + work - progress[place]))
-    return whole / RUNS / _DAY
+    work, _ = total_work(resolved, step_time)
+    inputs = _work_independent_inputs(resolved)
+    max_wall, total = _job_parameters(*inputs, work).max_wall, 0.0
+    for walls, progress in _progress_curves(*inputs):
+        index = int(np.searchsorted(progress, work, side="right")) - 1
+        total += min(max_wall, float(walls[index] + work - progress[index]))
+    return total / ESTIMATE_RUNS / _SECONDS_PER_DAY
 
 
-def _said(setup: ResolvedScenario) -> tuple[ReliabilityModel, Site, Storing]:
+def _work_independent_inputs(resolved: ResolvedScenario) -> tuple[ReliabilityModel, FailureDomains, CheckpointCost]:
     """What a run depends on beside its work; layouts of one job on one cluster have it in common."""
-    said, site, stored = setup.reliability, replace(site_of(setup), replica=1), storing(setup)
-    if said.spares.shared_nodes is not None:
-        return said, site, stored
-    broken = in_repair(said, site) * said.rate_geometric_std**2
-    spares = min(site.nodes, math.ceil(broken + 2.0 * math.sqrt(broken)))
-    return replace(said, spares=replace(said.spares, shared_nodes=spares)), site, stored
+    reliability, domains, checkpoint_cost = (
+        resolved.reliability,
+        replace(build_failure_domains(resolved), replica_ranks=1),
+        build_checkpoint_cost(resolved),
+    )
+    if reliability.spares.shared_nodes is not None:
+        return reliability, domains, checkpoint_cost
+    mean_in_repair = mean_nodes_in_repair(reliability, domains) * reliability.rate_geometric_std**2
+    spares = min(domains.nodes, math.ceil(mean_in_repair + 2.0 * math.sqrt(mean_in_repair)))
+    return replace(reliability, spares=replace(reliability.spares, shared_nodes=spares)), domains, checkpoint_cost
 
 
-def _terms(said: ReliabilityModel, site: Site, stored: Storing, work: Seconds) -> Terms:
-    between = mean_time_to_interruption(said, site)
-    return Terms(
-        reliability=said,
-        site=site,
-        saving=stored.saving(formula(said, stored, between, work)),
+def _job_parameters(
+    reliability: ReliabilityModel, domains: FailureDomains, checkpoint_cost: CheckpointCost, work: Seconds
+) -> JobParameters:
+    mtti = mean_time_to_interruption(reliability, domains)
+    return JobParameters(
+        reliability=reliability,
+        domains=domains,
+        checkpoint_timeline=checkpoint_cost.build_timeline(
+            checkpoint_interval(reliability, checkpoint_cost, mtti, work)
+        ),
         work=work,
-        load=stored.read,
-        stop=stored.stop,
-        pace=_near(site),
-        most=min(LONGEST * work, MOST_FAILURES * between),
+        load_seconds=checkpoint_cost.read_seconds,
+        final_checkpoint_seconds=checkpoint_cost.synchronous_seconds,
+        state_rate=_approximate_state_rate(domains),
+        max_wall=min(MAX_SLOWDOWN * work, MAX_FAILURES * mtti),
     )
 
 
-def _job(terms: Terms, number: int) -> Job:
-    return Job(terms, events_of(terms.reliability, terms.site, 0, number, _WINDOW))
+def _build_job(parameters: JobParameters, run_index: int) -> JobSimulation:
+    return JobSimulation(
+        parameters, generate_failures(parameters.reliability, parameters.domains, 0, run_index, _DRAW_WINDOW)
+    )
 
 
 @lru_cache(maxsize=32)
-def _marks(said: ReliabilityModel, site: Site, stored: Storing) -> list[tuple[FloatArray, FloatArray]]:
+def _progress_curves(
+    reliability: ReliabilityModel, domains: FailureDomains, checkpoint_cost: CheckpointCost
+) -> list[tuple[FloatArray, FloatArray]]:
     """Of each of the runs times, in order, and the most work that was done by then."""
-    terms, found = _terms(said, site, stored, _LONG), []
-    for number in range(RUNS):
-        job = _job(terms, number)
+    parameters, curves = _job_parameters(reliability, domains, checkpoint_cost, _REFERENCE_WORK), []
+    for run_index in range(ESTIMATE_RUNS):
+        job = _build_job(parameters, run_index)
         job.run()
-        marks = np.array([(0.0, 0.0), *job.marks])
-        most = np.maximum.accumulate(marks[:, 1])
-        new = np.concatenate(([True], most[1:] > most[:-1]))
-        found.append((marks[new, 0], most[new]))
-    return found
+        marks = np.array([(0.0, 0.0), *job.progress_marks])
+        max_work = np.maximum.accumulate(marks[:, 1])
+        is_increase = np.concatenate(([True], max_work[1:] > max_work[:-1]))
+        curves.append((marks[is_increase, 0], max_work[is_increase]))
+    return curves
 
 
-def _near(site: Site) -> Pace:
-    def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
-        rate = (1.0 - missing / site.nodes) * (1.0 if slower is None else slower.remaining_fraction)
+def _approximate_state_rate(domains: FailureDomains) -> StateRate:
+    def state_rate(missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
+        rate = (1.0 - missing / domains.nodes) * (1.0 if slowdown is None else slowdown.remaining_fraction)
         return (HEALTHY if rate == 1.0 else f"{rate:.1%} of the pace"), rate
 
-    return pace
+    return state_rate

@@ -8,61 +8,61 @@ import numpy as np
 
 from clustersim.common.units import format_signed_seconds
 from clustersim.report import labels
-from clustersim.report.draw.charts import chart, diamond, in_lines, points
-from clustersim.report.draw.timeline_figure import timeline_card
-from clustersim.report.figure import Figure, axis, time_scale, typed
-from clustersim.report.html_document import document, drawn
-from clustersim.report.panels.difference_bars import part_changes
-from clustersim.report.panels.stragglers import is_told, waiting_card
-from clustersim.report.panels.time_breakdown import stages_card
-from clustersim.report.panels.verdict import foot_card
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
-from clustersim.report.step_breakdown import times_of
+from clustersim.report.draw.charts import bar_figure, diamond_marker, marker_trace, wrapped_tick_labels
+from clustersim.report.draw.timeline_figure import timeline_panel
+from clustersim.report.figure import Figure, axis_layout, encode_floats, time_scale
+from clustersim.report.html_document import html_document, render_panel
+from clustersim.report.panels.difference_bars import category_change_traces
+from clustersim.report.panels.stragglers import has_straggler_content, stragglers_panel
+from clustersim.report.panels.time_breakdown import stages_panel
+from clustersim.report.panels.verdict import confidence_panel
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
+from clustersim.report.step_breakdown import step_breakdown
 
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
 
 
-def comparison_page(results: "Mapping[str, SimulationResult]", title: str, shown: str) -> str:
+def comparison_page(results: "Mapping[str, SimulationResult]", title: str, detailed: str) -> str:
     """The page as HTML text."""
-    close = results[shown]
-    timeline = timeline_of(close, ranks := shown_ranks(close))
-    cards = [
-        drawn(
-            "comparison.html", title=title, results=results, close=close, shown=shown, wording=labels,
+    detailed_result = results[detailed]
+    timeline = build_timeline(detailed_result, ranks := select_ranks(detailed_result))
+    panels = [
+        render_panel(
+            "comparison.html", title=title, results=results, close=detailed_result, shown=detailed, wording=labels,
             figure=difference_figure(results),
         ),
-        *([waiting_card(close)] if is_told(close) else []),
-        stages_card(times_of(close, ranks), timeline),
-        timeline_card(timeline),
-        foot_card(close),
+        *([stragglers_panel(detailed_result)] if has_straggler_content(detailed_result) else []),
+        stages_panel(step_breakdown(detailed_result, ranks), timeline),
+        timeline_panel(timeline),
+        confidence_panel(detailed_result),
     ]  # fmt: skip
-    return document(title, cards)
+    return html_document(title, panels)
 
 
 def difference_figure(results: "Mapping[str, SimulationResult]") -> Figure:
     """For each answer but the first a bar to each side: by how much parts are longer and shorter."""
-    base, *others = (times_of(result).step for result in results.values())
-    changes = np.array([other - base for other in others]).reshape(len(others), -1)
-    first, *names = results
-    labels, whole = [escape(name) for name in names], changes.sum(axis=1)
-    scale = time_scale(float(np.abs(whole).max(initial=0.0)))
-    net = points(
-        "step", typed(whole / scale.size), labels, diamond("@ink", 1.5),
-        customdata=[format_signed_seconds(value) for value in whole.tolist()],
+    base_seconds, *other_seconds = (step_breakdown(result).mean_seconds for result in results.values())
+    changes = np.array([array - base_seconds for array in other_seconds]).reshape(len(other_seconds), -1)
+    base_name, *names = results
+    labels, step_changes = [escape(name) for name in names], changes.sum(axis=1)
+    scale = time_scale(float(np.abs(step_changes).max(initial=0.0)))
+    net = marker_trace(
+        "step", encode_floats(step_changes / scale.unit_size), labels, diamond_marker("@ink", 1.5),
+        customdata=[format_signed_seconds(value) for value in step_changes.tolist()],
         hovertemplate="<b>%{y}</b><br>step: %{customdata}<extra></extra>",
     )  # fmt: skip
-    return chart(
+    return bar_figure(
         "difference",
-        [*part_changes(labels, changes, scale), net],
-        axis(f"longer than {escape(first)} by [{scale.unit}]", zeroline=True),
-        height=130 + 44 * len(others),
+        [*category_change_traces(labels, changes, scale), net],
+        axis_layout(f"longer than {escape(base_name)} by [{scale.unit}]", zeroline=True),
+        height=130 + 44 * len(other_seconds),
         narrow={
-            "height": 300 + 52 * len(others),
+            "height": 300 + 52 * len(other_seconds),
             "legend": {"font": {"size": 9}},
-            "yaxis": in_lines(labels, names),
+            "yaxis": wrapped_tick_labels(labels, names),
         },
-        stacked="relative",
+        barmode="relative",
         bargap=0.4,
     )

@@ -5,10 +5,10 @@ from clustersim.hardware.prices import Price
 from clustersim.results.economics import Economics
 from clustersim.scenario.settings import USER_STATED
 
-UNKNOWN = "unknown"
+UNKNOWN_LABEL = "unknown"
 
 
-def money(amount: float, currency: str) -> str:
+def format_money(amount: float, currency: str) -> str:
     """An amount for people.
 
     >>> money(17_441_531.7, "USD"), money(2.49, "EUR")
@@ -17,7 +17,7 @@ def money(amount: float, currency: str) -> str:
     return f"{format_number(amount)} {currency}"
 
 
-def tokens_words(tokens: float) -> str:
+def format_tokens(tokens: float) -> str:
     """Tokens as people write them.
 
     >>> tokens_words(15.6e12), tokens_words(3e11), tokens_words(2.5e6)
@@ -29,7 +29,7 @@ def tokens_words(tokens: float) -> str:
     return f"{tokens / size:.4g}{unit}"
 
 
-def tonnes(carbon: Grams) -> str:
+def format_carbon(carbon: Grams) -> str:
     """CO2 for people.
 
     >>> tonnes(733.6e6)
@@ -38,67 +38,69 @@ def tonnes(carbon: Grams) -> str:
     return f"{format_number(carbon / 1e6)} t CO2"
 
 
-def cost_line(found: Economics) -> tuple[str, str, str]:
+def cost_row(economics: Economics) -> tuple[str, str, str]:
     """Name, value and meaning of what a trillion tokens cost."""
-    price, cost = found.price_per_gpu_hour, found.cost_per_trillion_tokens
+    price, cost = economics.price_per_gpu_hour, economics.cost_per_trillion_tokens
     if price is None or cost is None:
-        return "cost", UNKNOWN, "; ".join(found.without_price)
-    words = f"per trillion tokens, {_per_hour(price, found)}"
-    if found.cost_of_run is not None:
-        words += f"; {money(found.cost_of_run, price.currency)} for the run"
-    return "cost", money(cost, price.currency), words
+        return "cost", UNKNOWN_LABEL, "; ".join(economics.missing_prices)
+    meaning = f"per trillion tokens, {_describe_hourly_price(price, economics)}"
+    if economics.run_cost is not None:
+        meaning += f"; {format_money(economics.run_cost, price.currency)} for the run"
+    return "cost", format_money(cost, price.currency), meaning
 
 
-def energy_line(found: Economics) -> tuple[str, str, str]:
+def energy_row(economics: Economics) -> tuple[str, str, str]:
     """Name, value and meaning of what energy a trillion tokens take."""
-    energy = found.energy_per_trillion_tokens
-    if energy is None or found.gpu_power is None or found.power_per_gpu is None:
-        return "energy", UNKNOWN, "; ".join(found.without_power)
-    words = f"per trillion tokens; {_drawn(found, found.gpu_power, found.power_per_gpu)}"
-    if found.carbon_per_trillion_tokens is not None:
-        words += f"; {tonnes(found.carbon_per_trillion_tokens)}"
-    if found.energy_of_run is not None:
-        carbon = "" if found.carbon_of_run is None else f", {tonnes(found.carbon_of_run)}"
-        words += f"; {format_energy(found.energy_of_run)}{carbon} for the run"
-    return "energy", format_energy(energy), words
+    energy = economics.energy_per_trillion_tokens
+    if energy is None or economics.gpu_power is None or economics.power_per_gpu is None:
+        return "energy", UNKNOWN_LABEL, "; ".join(economics.missing_power)
+    meaning = f"per trillion tokens; {_describe_power_draw(economics, economics.gpu_power, economics.power_per_gpu)}"
+    if economics.carbon_per_trillion_tokens is not None:
+        meaning += f"; {format_carbon(economics.carbon_per_trillion_tokens)}"
+    if economics.run_energy is not None:
+        carbon = "" if economics.run_carbon is None else f", {format_carbon(economics.run_carbon)}"
+        meaning += f"; {format_energy(economics.run_energy)}{carbon} for the run"
+    return "energy", format_energy(energy), meaning
 
 
-def run_lines(found: Economics, gpu_hours: float) -> list[tuple[str, str]]:
+def training_run_rows(economics: Economics, gpu_hours: float) -> list[tuple[str, str]]:
     """Value and meaning of what the run takes, or where its tokens are not said, a trillion: time, and money if known.
 
     gpu_hours: for a trillion tokens.
     """
-    if found.run_tokens is None or found.time_of_run is None:
-        cost, words = found.cost_per_trillion_tokens, "per trillion tokens, "
-        lines = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
+    if economics.run_tokens is None or economics.run_seconds is None:
+        cost, prefix = economics.cost_per_trillion_tokens, "per trillion tokens, "
+        rows = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
     else:
-        cost, words, tokens = found.cost_of_run, "at ", tokens_words(found.run_tokens)
-        lines = [(format_seconds(found.time_of_run), f"for {tokens} tokens: steps alone, without failures")]
-    if (price := found.price_per_gpu_hour) is not None and cost is not None:
-        lines.append((money(cost, price.currency), f"{words}{_per_hour(price, found)}"))
-    return lines
+        cost, prefix, tokens = economics.run_cost, "at ", format_tokens(economics.run_tokens)
+        rows = [(format_seconds(economics.run_seconds), f"for {tokens} tokens: steps alone, without failures")]
+    if (price := economics.price_per_gpu_hour) is not None and cost is not None:
+        rows.append((format_money(cost, price.currency), f"{prefix}{_describe_hourly_price(price, economics)}"))
+    return rows
 
 
-def price_words(found: Economics) -> str:
+def describe_price(economics: Economics) -> str:
     """What a GPU hour costs, and who says so; empty where no price is known."""
-    price = found.price_per_gpu_hour
-    return "" if price is None else f"{money(price.amount, price.currency)} per GPU hour: {found.price_source}"
+    price = economics.price_per_gpu_hour
+    return (
+        "" if price is None else f"{format_money(price.amount, price.currency)} per GPU hour: {economics.price_source}"
+    )
 
 
-def power_words(found: Economics) -> str:
+def describe_power(economics: Economics) -> str:
     """What the job draws, and what of it is missing; empty where it is not known."""
-    if found.power is None:
+    if economics.power is None:
         return ""
-    facility = f", PUE {found.pue:g}" if found.pue > 1.0 else ""
-    return "; ".join([f"{format_power(found.power)} for the job{facility}", *found.without_node])
+    facility = f", PUE {economics.pue:g}" if economics.pue > 1.0 else ""
+    return "; ".join([f"{format_power(economics.power)} for the job{facility}", *economics.missing_node_power])
 
 
-def _per_hour(price: Price, found: Economics) -> str:
-    listed = "" if found.price_source == USER_STATED else " (list)"
-    return f"{money(price.amount, price.currency)}/GPU h{listed}"
+def _describe_hourly_price(price: Price, economics: Economics) -> str:
+    source_note = "" if economics.price_source == USER_STATED else " (list)"
+    return f"{format_money(price.amount, price.currency)}/GPU h{source_note}"
 
 
-def _drawn(found: Economics, gpu: Watts, whole: Watts) -> str:
-    node = f", {whole:,.0f} W in all" if whole > gpu else ""
-    facility = f", PUE {found.pue:g}" if found.pue > 1.0 else ""
-    return f"{gpu:,.0f} W/GPU{node}{facility}"
+def _describe_power_draw(economics: Economics, gpu_power: Watts, total_power: Watts) -> str:
+    node = f", {total_power:,.0f} W in all" if total_power > gpu_power else ""
+    facility = f", PUE {economics.pue:g}" if economics.pue > 1.0 else ""
+    return f"{gpu_power:,.0f} W/GPU{node}{facility}"

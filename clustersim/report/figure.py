@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clustersim.report.theme import Category
+from clustersim.report.theme import CategoryStyle
 
 if TYPE_CHECKING:
     from plotly import graph_objects
@@ -31,8 +31,8 @@ Traces = list[dict[str, Any]]
 MUTED = "@muted"
 SURFACE = "@surface"
 GRID = "@grid"
-_HOUSE = {"paper_bgcolor": "@surface", "plot_bgcolor": "@surface", "font": {"size": 12, "color": "@ink"}}
-_EFFORT = 6  # of zlib, whose usual compromise it is
+_BASE_STYLE = {"paper_bgcolor": "@surface", "plot_bgcolor": "@surface", "font": {"size": 12, "color": "@ink"}}
+_ZLIB_LEVEL = 6  # of zlib, whose usual compromise it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Figure:
     one of several (the first is shown), instead of `traces`; height: CSS pixels.
 
     Of more data than can be drawn, behaviour: the asset that draws what fits the axes' ranges (`report/assets`), from
-    arrays: typed arrays by name, as `packed` gives them, and facts: plain data.
+    arrays: typed arrays by name, as `compress_array` gives them, and facts: plain data.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Figure:
     height: int
     narrow: Mapping[str, Any]
     choices: tuple[tuple[str, Traces], ...] = ()
-    behaviour: str = ""
+    client_script: str = ""
     arrays: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    script_data: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script reads."""
@@ -64,52 +64,52 @@ class Figure:
             "layout": {**self.layout, "height": self.height},
             "narrow": self.narrow,
             "choices": [traces for _, traces in self.choices],
-            "behaviour": self.behaviour,
+            "behaviour": self.client_script,
             "arrays": self.arrays,
-            "facts": self.facts,
+            "facts": self.script_data,
         }
 
-    def plotly(self) -> "graph_objects.Figure":
+    def to_plotly(self) -> "graph_objects.Figure":
         """Plotly's own, for notebooks and papers: it looks as on a page in a light scheme."""
         from plotly import graph_objects
 
         traces = self.choices[0][1] if self.choices else self.traces
-        layout = {**_HOUSE, **self.layout, "height": self.height}
-        return graph_objects.Figure(_coloured(traces), _coloured(layout))
+        layout = {**_BASE_STYLE, **self.layout, "height": self.height}
+        return graph_objects.Figure(_resolve_colours(traces), _resolve_colours(layout))
 
 
-def _coloured(value: Any) -> Any:
+def _resolve_colours(value: Any) -> Any:
     """With the colours that names of CSS variables stand for."""
     if isinstance(value, Mapping):
-        return {key: _coloured(item) for key, item in value.items()}
+        return {key: _resolve_colours(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_coloured(element) for element in value]
-    return _light().get(value[1:], value) if isinstance(value, str) and value.startswith("@") else value
+        return [_resolve_colours(item) for item in value]
+    return _light_colours().get(value[1:], value) if isinstance(value, str) and value.startswith("@") else value
 
 
 @cache
-def _light() -> dict[str, str]:
+def _light_colours() -> dict[str, str]:
     """The page's CSS variables in a light scheme, which come first."""
     style = (Path(__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
     return dict(reversed(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", style)))
 
 
-def typed(values: ArrayLike) -> dict[str, str]:
+def encode_floats(values: ArrayLike) -> dict[str, str]:
     """A one-dimensional array as plotly.js' typed array (float64)."""
     raw = np.ascontiguousarray(values, dtype="<f8")
     return {"dtype": "f8", "bdata": base64.b64encode(raw.tobytes()).decode("ascii")}
 
 
-_PACKED = frozenset({"u1", "u2", "u4", "i2", "i4", "f4", "f8"})
+_TYPED_ARRAY_DTYPES = frozenset({"u1", "u2", "u4", "i2", "i4", "f4", "f8"})
 
 
-def packed(values: NDArray[Any]) -> dict[str, str]:
+def compress_array(values: NDArray[Any]) -> dict[str, str]:
     """An array for a behaviour: zlib, then base64; raises ValueError for a type that JavaScript has no array of."""
     dtype = values.dtype.str[1:]
-    if dtype not in _PACKED:
-        raise ValueError(f"no typed array of {values.dtype}; one of {', '.join(sorted(_PACKED))}")
+    if dtype not in _TYPED_ARRAY_DTYPES:
+        raise ValueError(f"no typed array of {values.dtype}; one of {', '.join(sorted(_TYPED_ARRAY_DTYPES))}")
     raw = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
-    return {"dtype": dtype, "z": base64.b64encode(zlib.compress(raw, _EFFORT)).decode("ascii")}
+    return {"dtype": dtype, "z": base64.b64encode(zlib.compress(raw, _ZLIB_LEVEL)).decode("ascii")}
 
 
 def script_json(value: object) -> str:
@@ -118,16 +118,16 @@ def script_json(value: object) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def marker(category: Category) -> dict[str, Any]:
+def bar_marker(style: CategoryStyle) -> dict[str, Any]:
     """How a bar of this category looks."""
-    look: dict[str, Any] = {"color": category.colour, "line": {"width": 0.6, "color": SURFACE}}
-    if category.pattern:
-        hatching = {"shape": category.pattern, "size": 6, "solidity": 0.25, "fgcolor": SURFACE}
-        look["pattern"] = {**hatching, "bgcolor": category.colour}
-    return look
+    bar_style: dict[str, Any] = {"color": style.colour, "line": {"width": 0.6, "color": SURFACE}}
+    if style.pattern:
+        hatching = {"shape": style.pattern, "size": 6, "solidity": 0.25, "fgcolor": SURFACE}
+        bar_style["pattern"] = {**hatching, "bgcolor": style.colour}
+    return bar_style
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+def axis_layout(title: str, **extra: Any) -> dict[str, Any]:
     """An axis in the house style."""
     return {
         "title": {"text": title, "standoff": 8, "font": {"size": 12, "color": MUTED}},
@@ -136,11 +136,11 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "linecolor": GRID,
         "automargin": True,
         "tickfont": {"size": 11},
-        **more,
+        **extra,
     }
 
 
-def layout(**more: Any) -> dict[str, Any]:
+def base_layout(**extra: Any) -> dict[str, Any]:
     """A layout in the house style; the page's script fills in fonts and colours."""
     return {
         "margin": {"l": 8, "r": 12, "t": 8, "b": 40},
@@ -148,37 +148,37 @@ def layout(**more: Any) -> dict[str, Any]:
         "hovermode": "closest",
         "showlegend": False,
         "dragmode": "zoom",
-        **more,
+        **extra,
     }
 
 
-def legend(**more: Any) -> dict[str, Any]:
+def legend_layout(**extra: Any) -> dict[str, Any]:
     """A horizontal legend above the plot."""
-    return {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, **more}
+    return {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, **extra}
 
 
-def wrapped(label: str, width: int = 15) -> str:
+def wrap_label(label: str, width: int = 15) -> str:
     """A label in short lines, escaped, for small screens."""
     return "<br>".join(escape(line) for line in textwrap.wrap(label, width))
 
 
-def short_labels(labels: list[str], short: list[str]) -> dict[str, Any]:
+def narrow_labels(labels: list[str], short: list[str]) -> dict[str, Any]:
     """What a small screen changes: the legend is small, categories on the y axis have short names."""
     return {
         "legend": {"font": {"size": 9}},
-        "yaxis": {"tickmode": "array", "tickvals": labels, "ticktext": [f"{word} " for word in short]},
+        "yaxis": {"tickmode": "array", "tickvals": labels, "ticktext": [f"{label} " for label in short]},
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """A unit in which an axis is drawn: value / size is what stands on it."""
 
     unit: str
-    size: float
+    unit_size: float
 
 
-def share_words(share: float) -> str:
+def format_share(share: float) -> str:
     """A share in percent; what is not nothing never reads as nothing.
 
     >>> share_words(0.415), share_words(0.00003), share_words(0.0)
@@ -187,16 +187,16 @@ def share_words(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
-_LONG_TIMES = (Scale("d", 86_400.0), Scale("h", 3600.0), Scale("min", 60.0))
-_TIMES = (Scale("s", 1.0), Scale("ms", 1e-3), Scale("us", 1e-6), Scale("ns", 1e-9))
+_LONG_TIMES = (AxisScale("d", 86_400.0), AxisScale("h", 3600.0), AxisScale("min", 60.0))
+_TIMES = (AxisScale("s", 1.0), AxisScale("ms", 1e-3), AxisScale("us", 1e-6), AxisScale("ns", 1e-9))
 
 
-def time_scale(longest: float) -> Scale:
+def time_scale(longest: float) -> AxisScale:
     """The unit in which a time axis up to `longest` seconds reads best; long ones from where `format_seconds` has two.
 
     >>> time_scale(9.3).unit, time_scale(0.02).unit, time_scale(2.7e5).unit
     ('s', 'ms', 'd')
     """
-    long = (scale for scale in _LONG_TIMES if longest > 2 * scale.size)
-    short = (scale for scale in _TIMES if longest >= scale.size)
-    return next(chain(long, short), _TIMES[0 if longest <= 0 else -1])
+    long_scales = (scale for scale in _LONG_TIMES if longest > 2 * scale.unit_size)
+    short_scales = (scale for scale in _TIMES if longest >= scale.unit_size)
+    return next(chain(long_scales, short_scales), _TIMES[0 if longest <= 0 else -1])

@@ -8,117 +8,152 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.units import format_seconds
-from clustersim.report.draw.charts import Drawn, bar, chart, level, note, plot
-from clustersim.report.figure import Figure, axis, typed
-from clustersim.report.html_document import document, drawn
-from clustersim.report.row_selection import grouped
+from clustersim.report.draw.charts import PlotlyDict, annotation, bar_figure, bar_trace, reference_line, xy_figure
+from clustersim.report.figure import Figure, axis_layout, encode_floats
+from clustersim.report.html_document import html_document, render_panel
+from clustersim.report.row_selection import group_by
 from clustersim.report.terminal import goodput as said
-from clustersim.report.terminal.goodput import LOSSES, losses
-from clustersim.results.goodput import DAY, Goodput, Piece, Point
+from clustersim.report.terminal.goodput import LOSS_LABELS, loss_shares
+from clustersim.results.goodput import SECONDS_PER_DAY, GoodputResult, SweepPoint, TimelineInterval
 
-_SMALL: Final = {"font": {"size": 9}}
-_WORK: Final = "#0072B2"
-_SLOW: Final = "#56B4E9"
-_ROWS: Final = ("up", "lost", "down")
-_FIRST: Final = 7.0  # days of the timeline that are drawn first
+_SMALL_FONT: Final = {"font": {"size": 9}}
+_WORK_COLOUR: Final = "#0072B2"
+_DEGRADED_COLOUR: Final = "#56B4E9"
+_TIMELINE_ROWS: Final = ("up", "lost", "down")
+_INITIAL_DAYS: Final = 7.0  # days of the timeline that are drawn first
 
 
-def goodput_page(found: Goodput, file: Path) -> str:
+def goodput_page(result: GoodputResult, file: Path) -> str:
     """The page as HTML text."""
     figures = {
-        "losses": loss_figure(found),
-        "timeline": timeline_figure(found),
-        "spread": spread_figure(found) if len(found.runs) > 1 else None,
-        "intervals": interval_figure(found) if found.intervals else None,
-        "spares": spares_figure(found) if len(found.spares) > 1 else None,
+        "losses": loss_figure(result),
+        "timeline": timeline_figure(result),
+        "spread": duration_histogram(result) if len(result.runs) > 1 else None,
+        "intervals": interval_figure(result) if result.interval_sweep else None,
+        "spares": spares_figure(result) if len(result.spares_sweep) > 1 else None,
     }
-    return document(f"Goodput of {file.name}", [drawn("goodput.html", said=said, found=found, **figures)])
+    return html_document(f"Goodput of {file.name}", [render_panel("goodput.html", said=said, found=result, **figures)])
 
 
-def loss_figure(found: Goodput) -> Figure:
+def loss_figure(result: GoodputResult) -> Figure:
     """A waterfall from the ideal to the whole: days, each bar behind the one before it."""
-    rows = losses(found)
-    names, colours = zip(("without failures", _WORK), *(LOSSES[name] for name, _, _ in rows), strict=True)
-    lengths = [found.ideal / DAY, *(seconds / DAY for _, seconds, _ in rows)]
-    told = [f"{lengths[0]:.1f} d", *(f"{format_seconds(seconds)}, {part:.1%}" for _, seconds, part in rows)]
-    trace = bar(
-        "", list(names), lengths, {"color": list(colours)}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=told,
+    losses_with_share = loss_shares(result)
+    names, colours = zip(
+        ("without failures", _WORK_COLOUR), *(LOSS_LABELS[name] for name, _, _ in losses_with_share), strict=True
+    )
+    lengths = [
+        result.ideal_seconds / SECONDS_PER_DAY,
+        *(seconds / SECONDS_PER_DAY for _, seconds, _ in losses_with_share),
+    ]
+    bar_labels = [
+        f"{lengths[0]:.1f} d",
+        *(f"{format_seconds(seconds)}, {share:.1%}" for _, seconds, share in losses_with_share),
+    ]
+    trace = bar_trace(
+        "", list(names), lengths, {"color": list(colours)}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=bar_labels,
         textposition="auto", cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
-    days = axis("days", range=[0.0, 1.15 * sum(lengths)])
-    return chart("losses", [trace], days, height=90 + 30 * len(names), narrow=_SMALL)
+    days = axis_layout("days", range=[0.0, 1.15 * sum(lengths)])
+    return bar_figure("losses", [trace], days, height=90 + 30 * len(names), narrow=_SMALL_FONT)
 
 
-def timeline_figure(found: Goodput) -> Figure:
+def timeline_figure(result: GoodputResult) -> Figure:
     """What one run's time went into, from day to day."""
-    groups = grouped(found.timeline, lambda piece: piece.what)
-    whole = max((piece.end for piece in found.timeline), default=DAY) / DAY
-    traces = [_pieces(what, groups[what]) for what in sorted(groups, key=_order)]
-    rows = axis("", categoryorder="array", categoryarray=[*reversed(_ROWS)], fixedrange=True, ticksuffix="  ")
-    x = axis("day", range=[0.0, min(_FIRST, whole)])
-    return plot("timeline", traces, x, rows, height=260, narrow={"legend": {"font": {"size": 9}}})
+    groups = group_by(result.timeline, lambda interval: interval.label)
+    total_days = max((interval.end for interval in result.timeline), default=SECONDS_PER_DAY) / SECONDS_PER_DAY
+    traces = [_interval_trace(state, groups[state]) for state in sorted(groups, key=_legend_order)]
+    y = axis_layout(
+        "", categoryorder="array", categoryarray=[*reversed(_TIMELINE_ROWS)], fixedrange=True, ticksuffix="  "
+    )
+    x = axis_layout("day", range=[0.0, min(_INITIAL_DAYS, total_days)])
+    return xy_figure("timeline", traces, x, y, height=260, narrow={"legend": {"font": {"size": 9}}})
 
 
-def _order(what: str) -> tuple[int, str]:
-    return ([*LOSSES].index(what) if what in LOSSES else -1, what)
+def _legend_order(state: str) -> tuple[int, str]:
+    return ([*LOSS_LABELS].index(state) if state in LOSS_LABELS else -1, state)
 
 
-def _pieces(what: str, pieces: Sequence[Piece]) -> Drawn:
-    row = "lost" if what == "lost_work" else "down" if what in LOSSES else "up"
-    name, colour = LOSSES.get(what, (what, _WORK if what == "healthy" else _SLOW))
-    return bar(
-        name, [row] * len(pieces), typed([(piece.end - piece.begin) / DAY for piece in pieces]),
-        {"color": colour, "line": {"width": 0}}, base=typed([piece.begin / DAY for piece in pieces]),
-        customdata=[[format_seconds(piece.end - piece.begin), escape(piece.cause)] for piece in pieces],
+def _interval_trace(state: str, intervals: Sequence[TimelineInterval]) -> PlotlyDict:
+    row = "lost" if state == "lost_work" else "down" if state in LOSS_LABELS else "up"
+    name, colour = LOSS_LABELS.get(state, (state, _WORK_COLOUR if state == "healthy" else _DEGRADED_COLOUR))
+    return bar_trace(
+        name, [row] * len(intervals), encode_floats([(interval.end - interval.begin) / SECONDS_PER_DAY for interval in intervals]),
+        {"color": colour, "line": {"width": 0}}, base=encode_floats([interval.begin / SECONDS_PER_DAY for interval in intervals]),
+        customdata=[[format_seconds(interval.end - interval.begin), escape(interval.cause)] for interval in intervals],
         hovertemplate="%{customdata[0]} %{customdata[1]}<extra>" + escape(name) + "</extra>",
     )  # fmt: skip
 
 
-def spread_figure(found: Goodput) -> Figure:
+def duration_histogram(result: GoodputResult) -> Figure:
     """How many runs take how many days, beside how long it takes where nothing breaks."""
     runs = {
-        "type": "histogram", "x": typed([run.wall / DAY for run in found.runs]), "nbinsx": 50,
-        "marker": {"color": _WORK}, "hovertemplate": "%{x} days: %{y} runs<extra></extra>",
+        "type": "histogram", "x": encode_floats([run.wall / SECONDS_PER_DAY for run in result.runs]), "nbinsx": 50,
+        "marker": {"color": _WORK_COLOUR}, "hovertemplate": "%{x} days: %{y} runs<extra></extra>",
     }  # fmt: skip
-    ideal = [(found.ideal / DAY, "nothing breaks", 1.0)]
-    return _marked("spread", runs, axis("days"), axis("runs", rangemode="tozero"), ideal, height=260)
+    ideal = [(result.ideal_seconds / SECONDS_PER_DAY, "nothing breaks", 1.0)]
+    return _figure_with_markers(
+        "spread", runs, axis_layout("days"), axis_layout("runs", rangemode="tozero"), ideal, height=260
+    )
 
 
-def _marked(
-    name: str, trace: Drawn, x: Drawn, y: Drawn, marks: Sequence[tuple[float, str, float]], *, height: int = 280
+def _figure_with_markers(
+    name: str,
+    trace: PlotlyDict,
+    x: PlotlyDict,
+    y: PlotlyDict,
+    marks: Sequence[tuple[float, str, float]],
+    *,
+    height: int = 280,
 ) -> Figure:
     """A figure with lines across it and words beside them. marks: where on the x axis, words, how high they are."""
     log = x.get("type") == "log"
-    look = {"color": "@muted", "width": 1, "dash": "dot"}
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
     notes = [
-        note(words, float(np.log10(at)) if log else at, high, yref="paper", xanchor="left", yanchor="top")
-        for at, words, high in marks
+        annotation(
+            label,
+            float(np.log10(position)) if log else position,
+            label_height,
+            yref="paper",
+            xanchor="left",
+            yanchor="top",
+        )
+        for position, label, label_height in marks
     ]
-    drawn = {"shapes": [level("x", at, look) for at, _, _ in marks], "annotations": notes, "dragmode": False}
-    return plot(name, [trace], x, y, height=height, narrow=_SMALL, showlegend=False, **drawn)
+    layout_options = {
+        "shapes": [reference_line("x", position, line) for position, _, _ in marks],
+        "annotations": notes,
+        "dragmode": False,
+    }
+    return xy_figure(name, [trace], x, y, height=height, narrow=_SMALL_FONT, showlegend=False, **layout_options)
 
 
-def interval_figure(found: Goodput) -> Figure:
+def interval_figure(result: GoodputResult) -> Figure:
     """Days over the time between checkpoints, with the one that is run, and those of formulas."""
-    every = found.checkpoint
-    marks = [(every.interval, "as run", 1.0), (every.young, "Young", 0.85), (every.daly, "Daly", 0.7)]
-    marks = [(at / 60.0, words, high) for at, words, high in marks if 0.0 < at < float("inf")]
-    days = [point.days for point in found.intervals]
-    curve = _curve(found.intervals, 60.0, days, "%{x:.3g} min: %{y:.1f} days")
-    x = axis("minutes of work between checkpoints", type="log")
-    return _marked("intervals", curve, x, axis("days, mean"), marks)
+    checkpoint = result.checkpoint
+    marks = [(checkpoint.interval, "as run", 1.0), (checkpoint.young, "Young", 0.85), (checkpoint.daly, "Daly", 0.7)]
+    marks = [
+        (position / 60.0, label, label_height)
+        for position, label, label_height in marks
+        if 0.0 < position < float("inf")
+    ]
+    days = [point.days for point in result.interval_sweep]
+    curve = _curve_trace(result.interval_sweep, 60.0, days, "%{x:.3g} min: %{y:.1f} days")
+    x = axis_layout("minutes of work between checkpoints", type="log")
+    return _figure_with_markers("intervals", curve, x, axis_layout("days, mean"), marks)
 
 
-def spares_figure(found: Goodput) -> Figure:
+def spares_figure(result: GoodputResult) -> Figure:
     """Goodput of all nodes over the number of spares."""
-    goodput = [100.0 * point.goodput for point in found.spares]
-    curve = _curve(found.spares, 1.0, goodput, "%{x} spares: %{y:.1f} %")
-    y = axis("goodput of all nodes [%]")
-    return _marked("spares", curve, axis("spare nodes"), y, [(found.spare_nodes, "as run", 1.0)])
+    goodput = [100.0 * point.goodput for point in result.spares_sweep]
+    curve = _curve_trace(result.spares_sweep, 1.0, goodput, "%{x} spares: %{y:.1f} %")
+    y = axis_layout("goodput of all nodes [%]")
+    return _figure_with_markers("spares", curve, axis_layout("spare nodes"), y, [(result.spare_nodes, "as run", 1.0)])
 
 
-def _curve(points: Sequence[Point], size: float, values: Sequence[float], words: str) -> Drawn:
+def _curve_trace(
+    points: Sequence[SweepPoint], unit_size: float, values: Sequence[float], hover_template: str
+) -> PlotlyDict:
     return {
-        "type": "scatter", "mode": "lines+markers", "x": [point.value / size for point in points], "y": [*values],
-        "line": {"color": _WORK, "width": 2}, "marker": {"size": 6}, "hovertemplate": words + "<extra></extra>",
+        "type": "scatter", "mode": "lines+markers", "x": [point.value / unit_size for point in points], "y": [*values],
+        "line": {"color": _WORK_COLOUR, "width": 2}, "marker": {"size": 6}, "hovertemplate": hover_template + "<extra></extra>",
     }  # fmt: skip

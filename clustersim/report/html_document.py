@@ -16,92 +16,98 @@ import numpy as np
 from markupsafe import Markup
 
 from clustersim.common import units
-from clustersim.report.figure import Figure, packed, script_json, share_words
+from clustersim.report.figure import Figure, compress_array, format_share, script_json
 
 if TYPE_CHECKING:  # a terminal's answer does not wait for it
     from jinja2 import Environment
 
-_ASSETS: Final = Path(__file__).parent / "assets"
-PLOTLY: Final = _ASSETS / "plotly" / "plotly-cartesian.min.js"
+_ASSET_DIR: Final = Path(__file__).parent / "assets"
+PLOTLY_PATH: Final = _ASSET_DIR / "plotly" / "plotly-cartesian.min.js"
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Panel:
     """A part of the page: its HTML, and the figures that have a slot in it."""
 
     html: str
     figures: tuple[Figure, ...] = ()
 
 
-def card(title: str, figure: Figure, *, lead: str = "", caption: str = "") -> Card:
+def figure_panel(title: str, figure: Figure, *, lead: str = "", caption: str = "") -> Panel:
     """A card of one figure."""
-    return drawn("card.html", title=title, figure=figure, lead=lead, caption=caption)
+    return render_panel("card.html", title=title, figure=figure, lead=lead, caption=caption)
 
 
-def drawn(template: str, *figures: Figure, **context: object) -> Card:
+def render_panel(template: str, *figures: Figure, **context: object) -> Panel:
     """A card that has a template of its own. figures: for which it has slots, if these are not the context's own."""
-    own = tuple(item for item in context.values() if isinstance(item, Figure))
-    return Card(render(template, **context), figures or own)
+    context_figures = tuple(value for value in context.values() if isinstance(value, Figure))
+    return Panel(render_template(template, **context), figures or context_figures)
 
 
-def render(template: str, **context: object) -> Markup:
+def render_template(template: str, **context: object) -> Markup:
     """A template as HTML."""
-    return Markup(_environment().get_template(template).render(context))
+    return Markup(_jinja_environment().get_template(template).render(context))
 
 
-def prose(name: str, **values: object) -> Markup:
+def render_text(macro: str, **values: object) -> Markup:
     """What is said above a card (`words.html`)."""
-    said: Markup = getattr(_environment().get_template("words.html").module, name)(**values)
-    return said
+    text: Markup = getattr(_jinja_environment().get_template("words.html").module, macro)(**values)
+    return text
 
 
-def document(title: str, cards: Sequence[Card], *, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> str:
+def html_document(
+    title: str, panels: Sequence[Panel], *, scripts: Sequence[str] = (), styles: Sequence[str] = ()
+) -> str:
     """A self-contained HTML document. scripts, styles: further assets, by name, beside those that the figures need."""
-    figures = [figure for card in cards for figure in card.figures]
-    behaviours = [name for figure in figures if figure.behaviour for name in _behaviour(figure.behaviour)]
-    page = render(
+    figures = [figure for panel in panels for figure in panel.figures]
+    figure_scripts = [
+        name for figure in figures if figure.client_script for name in _script_assets(figure.client_script)
+    ]
+    html = render_template(
         "page.html",
         title=title,
-        cards=[Markup(card.html) for card in cards],
-        style=_joined(("page", *styles), "css"),
-        plotly=_plotly(),
+        cards=[Markup(panel.html) for panel in panels],
+        style=_concatenate_assets(("page", *styles), "css"),
+        plotly=_packed_plotly(),
         figures=Markup(script_json([figure.as_json() for figure in figures])),
-        script=_joined(dict.fromkeys(("page", *behaviours, *scripts)), "js"),
+        script=_concatenate_assets(dict.fromkeys(("page", *figure_scripts, *scripts)), "js"),
     )
-    return f"{page}\n"
+    return f"{html}\n"
 
 
 @cache
-def _environment() -> "Environment":
+def _jinja_environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("clustersim.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    made.filters |= {name.removeprefix("format_"): getattr(units, name) for name in dir(units) if "format_" in name}
-    made.filters |= {
-        "share": share_words,
+    environment.filters |= {
+        name.removeprefix("format_"): getattr(units, name) for name in dir(units) if "format_" in name
+    }
+    environment.filters |= {
+        "share": format_share,
         "percent": "{:.1%}".format,
         "whole": "{:,}".format,
         "change": "{:+.1%}".format,
     }
-    return made
+    return environment
 
 
-def _behaviour(name: str) -> list[str]:
+def _script_assets(name: str) -> list[str]:
     """The assets of a behaviour: the one of its name, and those that go on with `_`."""
-    return [name, *sorted(path.stem for path in _ASSETS.glob(f"{name}_*.js"))]
+    return [name, *sorted(path.stem for path in _ASSET_DIR.glob(f"{name}_*.js"))]
 
 
 @cache
-def _plotly() -> str:
+def _packed_plotly() -> str:
     """plotly.js, as `packed` writes it."""
-    return packed(np.frombuffer(PLOTLY.read_bytes(), dtype=np.uint8))["z"]
+    return compress_array(np.frombuffer(PLOTLY_PATH.read_bytes(), dtype=np.uint8))["z"]
 
 
-def _joined(names: Iterable[str], kind: str) -> Markup:
-    return Markup("\n".join((_ASSETS / f"{name}.{kind}").read_text(encoding="utf-8") for name in names))
+def _concatenate_assets(names: Iterable[str], suffix: str) -> Markup:
+    return Markup("\n".join((_ASSET_DIR / f"{name}.{suffix}").read_text(encoding="utf-8") for name in names))

@@ -14,29 +14,31 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.program.task import ComputeTask, Segment
-from clustersim.report.export.span_descriptions import Label, operation_label
-from clustersim.report.theme import CATEGORIES
-from clustersim.report.timeline_data import KernelLabel, Kernels
+from clustersim.report.export.span_descriptions import SpanDescription, describe_operation
+from clustersim.report.theme import CATEGORY_STYLES
+from clustersim.report.timeline_data import KernelLabel, KernelTemplates
 from clustersim.results.simulation_result import SimulationResult
 
-MOST_OPERATIONS: Final = 1_000_000
+MAX_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # of the makespan
-_LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
+_DETAIL_LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
-def kernels_of(result: SimulationResult, rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
+def build_kernel_templates(
+    result: SimulationResult, events: IntArray, max_operations: int = MAX_OPERATIONS
+) -> KernelTemplates:
     """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
-    templates = _Templates(result, most, _ROUNDING * result.trace.makespan)
-    template = np.full(len(rows), -1)
-    ranks = result.trace.rank[rows]
+    templates = _TemplateBuilder(result, max_operations, _ROUNDING * result.trace.makespan)
+    template_ids = np.full(len(events), -1)
+    ranks = result.trace.rank[events]
     for rank in np.unique(ranks).tolist():
-        mine = np.flatnonzero(ranks == rank)
-        template[mine] = templates.of_rank(rank, rows[mine])
-    return templates.kernels(template)
+        rank_events = np.flatnonzero(ranks == rank)
+        template_ids[rank_events] = templates.add_rank(rank, events[rank_events])
+    return templates.to_kernel_templates(template_ids)
 
 
 @dataclass(slots=True)
-class _Templates:
+class _TemplateBuilder:
     """Templates and labels, numbered as they are met; columns: label, gap and duration of each template.
 
     rounding: seconds by which equal times may differ; worded: numbers of labels of blocks with their timings, by
@@ -44,91 +46,109 @@ class _Templates:
     """
 
     result: SimulationResult
-    most: int
-    rounding: Seconds
+    max_operations: int
+    tolerance: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
-    numbers: dict[object, int] = field(default_factory=dict)
-    labels: dict[KernelLabel, int] = field(default_factory=dict)
-    worded: dict[tuple[Segment, int], tuple[IntArray, SegmentTiming]] = field(default_factory=dict)
-    own: int = 0
-    left_out: int = 0
+    template_ids: dict[object, int] = field(default_factory=dict)
+    label_ids: dict[KernelLabel, int] = field(default_factory=dict)
+    label_cache: dict[tuple[Segment, int], tuple[IntArray, SegmentTiming]] = field(default_factory=dict)
+    unshared_operations: int = 0
+    omitted_spans: int = 0
 
-    def of_rank(self, rank: int, rows: IntArray) -> IntArray:
+    def add_rank(self, rank: int, events: IntArray) -> IntArray:
         """The template of each of a rank's rows: -1 for communication, and for what is too much."""
         trace = self.result.trace
         tasks = self.result.program.programs[int(self.result.program.program_index[rank])].tasks
-        blocks = {number: task.segment for number, task in enumerate(tasks) if isinstance(task, ComputeTask)}
-        timings = {block: self.result.cost.time_segment(rank, block) for block in dict.fromkeys(blocks.values())}
-        task = trace.task[rows].tolist()
-        alone = np.array([timings[blocks[item]].seconds if item in blocks else np.nan for item in task])
-        off = np.abs(trace.end[rows] - trace.start[rows] - alone)
-        longer = (trace.waited[rows] + trace.slowed[rows] != 0) | np.isin(rows, trace.contention.event)
-        plain = (off <= self.rounding) & ~longer
-        template = np.full(len(rows), -1)
-        for at in np.flatnonzero(plain).tolist():
-            template[at] = self._alone(blocks[task[at]], timings[blocks[task[at]]])
-        varied = np.flatnonzero(~plain & ~np.isnan(alone))
-        if len(varied):
-            template[varied] = self._varied(rank, rows[varied], [blocks[task[at]] for at in varied.tolist()])
-        return template
+        segments = {
+            task_id: task_ids.segment for task_id, task_ids in enumerate(tasks) if isinstance(task_ids, ComputeTask)
+        }
+        timings = {
+            segment: self.result.cost.time_segment(rank, segment) for segment in dict.fromkeys(segments.values())
+        }
+        task_ids = trace.task[events].tolist()
+        isolated_seconds = np.array(
+            [timings[segments[task_id]].seconds if task_id in segments else np.nan for task_id in task_ids]
+        )
+        deviation = np.abs(trace.end[events] - trace.start[events] - isolated_seconds)
+        was_delayed = (trace.waited[events] + trace.slowed[events] != 0) | np.isin(events, trace.contention.event)
+        is_undelayed = (deviation <= self.tolerance) & ~was_delayed
+        template_ids = np.full(len(events), -1)
+        for index in np.flatnonzero(is_undelayed).tolist():
+            template_ids[index] = self._isolated_template(segments[task_ids[index]], timings[segments[task_ids[index]]])
+        delayed = np.flatnonzero(~is_undelayed & ~np.isnan(isolated_seconds))
+        if len(delayed):
+            template_ids[delayed] = self._delayed_templates(
+                rank, events[delayed], [segments[task_ids[index]] for index in delayed.tolist()]
+            )
+        return template_ids
 
-    def _alone(self, block: Segment, timing: SegmentTiming) -> int:
+    def _isolated_template(self, segment: Segment, timing: SegmentTiming) -> int:
         """The template of runs that take what their block takes alone."""
-        key, labels = (block, id(timing)), self._labels(block, timing)
+        key, labels = (segment, id(timing)), self._label_ids(segment, timing)
         duration = np.array(timing.durations)
         return self._add(key, labels, np.zeros_like(duration), duration)
 
-    def _varied(self, rank: int, rows: IntArray, blocks: Sequence[Segment]) -> list[int]:
+    def _delayed_templates(self, rank: int, events: IntArray, segments: Sequence[Segment]) -> list[int]:
         """Templates of runs that were waited in, slowed or varied; none beyond the limit. blocks: of the rows."""
         trace = self.result.trace
-        sizes = np.cumsum([len(block.operations) for block in blocks])
-        allowed = int(np.searchsorted(sizes, self.most - self.own, side="right"))
-        self.left_out += len(rows) - allowed
-        if not allowed:
-            return [-1] * len(rows)
-        self.own += int(sizes[allowed - 1])
-        tasks, starts = trace.task[rows[:allowed]].tolist(), trace.start[rows[:allowed]].tolist()
+        cumulative_operations = np.cumsum([len(segment.operations) for segment in segments])
+        allowed_count = int(
+            np.searchsorted(cumulative_operations, self.max_operations - self.unshared_operations, side="right")
+        )
+        self.omitted_spans += len(events) - allowed_count
+        if not allowed_count:
+            return [-1] * len(events)
+        self.unshared_operations += int(cumulative_operations[allowed_count - 1])
+        tasks, starts = trace.task[events[:allowed_count]].tolist(), trace.start[events[:allowed_count]].tolist()
         operations = self.result.operation_spans(rank, frozenset(tasks))
         first = np.searchsorted(operations.task, np.arange(int(operations.task.max()) + 2))
         templates = []
-        for number, start, block in zip(tasks, starts, blocks[:allowed], strict=True):
-            chosen = slice(int(first[number]), int(first[number + 1]))
-            begins, ends = operations.start[chosen], operations.end[chosen]
-            gap, duration = begins - np.concatenate(([start], ends[:-1])), ends - begins
-            labels = self._labels(block, self.result.cost.time_segment(rank, block))
-            gap = np.where(gap > self.rounding, gap, 0.0)
+        for task_id, start, segment in zip(tasks, starts, segments[:allowed_count], strict=True):
+            selection = slice(int(first[task_id]), int(first[task_id + 1]))
+            starts_inside, ends = operations.start[selection], operations.end[selection]
+            gap, duration = starts_inside - np.concatenate(([start], ends[:-1])), ends - starts_inside
+            labels = self._label_ids(segment, self.result.cost.time_segment(rank, segment))
+            gap = np.where(gap > self.tolerance, gap, 0.0)
             key = (labels.tobytes(), gap.astype(np.float32).tobytes(), duration.astype(np.float32).tobytes())
             templates.append(self._add(key, labels, gap, duration))
-        return templates + [-1] * (len(rows) - allowed)
+        return templates + [-1] * (len(events) - allowed_count)
 
     def _add(self, key: object, labels: IntArray, gap: FloatArray, duration: FloatArray) -> int:
-        if key not in self.numbers:
-            self.numbers[key] = len(self.columns)
+        if key not in self.template_ids:
+            self.template_ids[key] = len(self.columns)
             self.columns.append((labels, gap, duration))
-        return self.numbers[key]
+        return self.template_ids[key]
 
-    def _labels(self, block: Segment, timing: SegmentTiming) -> IntArray:
-        key = (block, id(timing))
-        if key not in self.worded:
-            words = (operation_label(operation, timing, place) for place, operation in enumerate(block.operations))
-            numbers = [self.labels.setdefault(kernel_label(word), len(self.labels)) for word in words]
-            self.worded[key] = np.array(numbers, dtype=np.int64), timing
-        return self.worded[key][0]
+    def _label_ids(self, segment: Segment, timing: SegmentTiming) -> IntArray:
+        key = (segment, id(timing))
+        if key not in self.label_cache:
+            descriptions = (
+                describe_operation(operation, timing, index) for index, operation in enumerate(segment.operations)
+            )
+            label_ids = [
+                self.label_ids.setdefault(build_kernel_label(description), len(self.label_ids))
+                for description in descriptions
+            ]
+            self.label_cache[key] = np.array(label_ids, dtype=np.int64), timing
+        return self.label_cache[key][0]
 
-    def kernels(self, template: IntArray) -> Kernels:
+    def to_kernel_templates(self, template: IntArray) -> KernelTemplates:
         """All templates, one after the other."""
-        nothing = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
-        label, gap, duration = (np.concatenate(column) for column in zip(nothing, *self.columns, strict=True))
+        empty = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
+        label, gap, duration = (np.concatenate(column) for column in zip(empty, *self.columns, strict=True))
         first = np.cumsum([0, *(len(labels) for labels, _, _ in self.columns)])
-        return Kernels(template, first, label, gap, duration, tuple(self.labels), self.left_out)
+        return KernelTemplates(template, first, label, gap, duration, tuple(self.label_ids), self.omitted_spans)
 
 
-def kernel_label(label: Label) -> KernelLabel:
+def build_kernel_label(description: SpanDescription) -> KernelLabel:
     """What the page says of an operation that a trace has with its arguments."""
-    said = label.arguments
-    lines = [", ".join(str(said[key]) for key in keys if key in said) for keys in _LINES]
-    lines += [f"bound by {said['bound']}", str(said["duration_from"])]  # what limits it, and how that is known
+    arguments = description.arguments
+    lines = [", ".join(str(arguments[key]) for key in keys if key in arguments) for keys in _DETAIL_LINES]
+    lines += [
+        f"bound by {arguments['bound']}",
+        str(arguments["duration_from"]),
+    ]  # what limits it, and how that is known
     return KernelLabel(
-        label.name, CATEGORIES.index(label.category), tuple(filter(None, lines)),
-        float(said.get("flop", 0)), float(said.get("memory_bytes", 0)), float(said.get("payload_bytes", 0)),
+        description.name, CATEGORY_STYLES.index(description.category), tuple(filter(None, lines)),
+        float(arguments.get("flop", 0)), float(arguments.get("memory_bytes", 0)), float(arguments.get("payload_bytes", 0)),
     )  # fmt: skip

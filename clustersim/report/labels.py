@@ -27,19 +27,19 @@ from clustersim.parallel.data_parallel_strategy import (
 )
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
-from clustersim.results.number_formats import Formats
-from clustersim.results.utilization import masked
+from clustersim.results.number_formats import FormatUsage
+from clustersim.results.utilization import shows_causal_mfu
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 
-_MOST_ENTRIES: Final = 3  # of one kind of disturbance
-CRITICAL_PATH: Final = (
+_MAX_ENTRIES: Final = 3  # of one kind of disturbance
+CRITICAL_PATH_NOTE: Final = (
     "The critical path is the chain of tasks that makes the step as long as it is; to shorten what is not on it does "
     "not help."
 )
-PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = {
+PROVENANCE_LABELS: Final[Mapping[Provenance, str]] = {
     Provenance.MEASURED: "measured here",
     Provenance.INTERPOLATED: "interpolated between measured shapes",
     Provenance.FITTED: "model fitted to measurements of this hardware",
@@ -47,7 +47,7 @@ PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = {
     Provenance.PUBLISHED: "model fitted to published measurements of this hardware",
     Provenance.ROOFLINE: "model from datasheets",
 }
-LINK_WORDS: Final[Mapping[LinkKind, str]] = {
+LINK_KIND_LABELS: Final[Mapping[LinkKind, str]] = {
     LinkKind.NVLINK: "NVLink",
     LinkKind.PCIE: "PCIe",
     LinkKind.HOST: "host",
@@ -58,140 +58,145 @@ LINK_WORDS: Final[Mapping[LinkKind, str]] = {
 """What the links of a tier join, or belong to."""
 
 
-def formats_words(formats: Formats) -> str:
+def format_dtype_shares(formats: FormatUsage) -> str:
     """Shares of products' FLOP by format."""
-    return ", ".join(f"{share:.0%} {dtype.value}" for dtype, share in formats.shares.items())
+    return ", ".join(f"{share:.0%} {dtype.value}" for dtype, share in formats.flop_shares.items())
 
 
-def narrow_peak_words(formats: Formats | None) -> str:
+def peak_reference_suffix(formats: FormatUsage | None) -> str:
     """Against which peak FLOP are compared; empty where there is one format."""
-    return "" if formats is None else f", of {format_flops(formats.peak_flops)} {formats.peak.value}"
+    return "" if formats is None else f", of {format_flops(formats.peak_flops)} {formats.peak_format.value}"
 
 
-def row_word(scenario: "Scenario") -> str:
+def pipeline_row_type(scenario: "Scenario") -> str:
     """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
     return "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
 
 
-def stage_name(scenario: "Scenario", number: int) -> str:
+def stage_name(scenario: "Scenario", pipeline_rank: int) -> str:
     """What a pipeline rank is called."""
-    return f"{row_word(scenario)} {number}"
+    return f"{pipeline_row_type(scenario)} {pipeline_rank}"
 
 
 @dataclass(frozen=True, slots=True)
-class RowNames:
+class PipelineRowLabels:
     """What the kinds of a program are called. labels, short: [kinds]; word: for one of them."""
 
     labels: tuple[str, ...]
     short: tuple[str, ...]
-    word: str
+    singular: str
 
 
-def row_names(scenario: "Scenario", kinds: int) -> RowNames:
+def pipeline_row_labels(scenario: "Scenario", program_count: int) -> PipelineRowLabels:
     """The names of pipeline ranks; of torch.nn.DataParallel, whose first GPU does more, of its kinds of GPU."""
-    if kinds > scenario.layout.pp:
-        return RowNames(("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
-    numbers = range(kinds)
-    return RowNames(
-        tuple(stage_name(scenario, number) for number in numbers), tuple(map(str, numbers)), row_word(scenario)
+    if program_count > scenario.layout.pp:
+        return PipelineRowLabels(("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
+    indices = range(program_count)
+    return PipelineRowLabels(
+        tuple(stage_name(scenario, index) for index in indices), tuple(map(str, indices)), pipeline_row_type(scenario)
     )
 
 
-def layout_line(scenario: "Scenario") -> str:
+def describe_layout(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
     layout, training, chunks = scenario.layout, scenario.training, scenario.placement.max_chunks
     degrees = layout.as_configured.degrees
-    stops = training.early_stop and training.recompute != NoRecompute()
-    words = [
+    stops_early = training.early_stop and training.recompute != NoRecompute()
+    labels = [
         *(f"{axis.name} {degrees[axis.name]:,}" for axis in DISPLAY_AXES if degrees[axis.name] > 1),
-        *(_experts(layout) if layout.has_expert_mesh else ()),
-        _data(layout.data) if layout.dp > 1 else "",
+        *(_expert_degree_labels(layout) if layout.has_expert_mesh else ()),
+        _describe_data_parallel(layout.data) if layout.dp > 1 else "",
         scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "") if layout.pp > 1 else "",
-        _recompute(training.recompute) + (", stopped early" if stops else ""),
-        "" if training.lora is None else _lora(training.lora),
-        _offload(training.offload),
+        _describe_recompute(training.recompute) + (", stopped early" if stops_early else ""),
+        "" if training.lora is None else _describe_lora(training.lora),
+        _describe_offload(training.offload),
         training.recipe.name,
         f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step",
         f"{'2 x ' * layout.mirrored}{scenario.microbatch_count:,} microbatch{'es' * (scenario.microbatch_count > 1)} "
         f"of {training.microbatch}",
     ]
-    return " · ".join(filter(None, words))
+    return " · ".join(filter(None, labels))
 
 
-def _experts(layout: Layout) -> list[str]:
+def _expert_degree_labels(layout: Layout) -> list[str]:
     """Over how many ranks experts are spread and cut, and how tokens reach them."""
-    cut = [] if layout.effective_etp == layout.tp else [f"{EXPERT_TENSOR.name} {layout.effective_etp:,}"]
-    return [f"{EXPERT.name} {layout.ep:,}", *cut, f"{layout.dispatcher.value} dispatcher"]
+    etp_labels = [] if layout.effective_etp == layout.tp else [f"{EXPERT_TENSOR.name} {layout.effective_etp:,}"]
+    return [f"{EXPERT.name} {layout.ep:,}", *etp_labels, f"{layout.dispatcher.value} dispatcher"]
 
 
-def disturbed_line(scenario: "Scenario") -> str:
+def describe_degradations(scenario: "Scenario") -> str:
     """What is wrong with the cluster, in one line; empty if nothing is."""
-    words = list(_wrong(scenario.degradations, scenario.cluster.fabric))
-    words += _few([f"beside {co_scheduled_job.resolved.name}" for co_scheduled_job in scenario.co_scheduled_jobs])
-    words += _few([_traffic(traffic_pattern) for traffic_pattern in scenario.background_traffic])
+    labels = list(_degradation_labels(scenario.degradations, scenario.cluster.fabric))
+    labels += _truncate_entries([f"beside {job.resolved.name}" for job in scenario.co_scheduled_jobs])
+    labels += _truncate_entries([_describe_traffic(job) for job in scenario.background_traffic])
     if (jitter := scenario.jitter) is not None:
-        words.append(f"jitter {_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})")
-    return "; ".join(words)
+        labels.append(f"jitter {_format_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})")
+    return "; ".join(labels)
 
 
-def gpu_line(scenario: "Scenario") -> str:
+def describe_gpus(scenario: "Scenario") -> str:
     """The accelerator; where there are several, the number of each."""
-    accelerators, kind = scenario.cluster.accelerator_kinds()
-    counts = np.bincount(kind[: scenario.layout.world_size], minlength=len(accelerators)).tolist()
-    used = [(accelerator.name, count) for accelerator, count in zip(accelerators, counts, strict=True) if count]
-    return used[0][0] if len(used) == 1 else f"({' + '.join(f'{count:,} {name}' for name, count in used)})"
-
-
-def _wrong(disturbances: Degradations, fabric: Fabric) -> Iterator[str]:
-    """Slow GPUs, NICs and links, and what others load."""
-    yield from _few(
-        [f"{_gpus(slow_gpus.gpu_ids)} at {_percent(slow_gpus.speed)} speed" for slow_gpus in disturbances.slow_gpus]
+    accelerators, accelerator_index = scenario.cluster.accelerator_kinds()
+    counts = np.bincount(accelerator_index[: scenario.layout.world_size], minlength=len(accelerators)).tolist()
+    used_kinds = [(accelerator.name, count) for accelerator, count in zip(accelerators, counts, strict=True) if count]
+    return (
+        used_kinds[0][0]
+        if len(used_kinds) == 1
+        else f"({' + '.join(f'{count:,} {name}' for name, count in used_kinds)})"
     )
-    yield from _few(
+
+
+def _degradation_labels(degradations: Degradations, fabric: Fabric) -> Iterator[str]:
+    """Slow GPUs, NICs and links, and what others load."""
+    yield from _truncate_entries(
         [
-            f"NICs of {_gpus(nic.gpu_ids)} {f'at {_percent(nic.bandwidth_fraction)}' if nic.bandwidth_fraction else 'dead'}"
-            for nic in disturbances.nics
+            f"{_format_gpu_ids(slow_gpus.gpu_ids)} at {_format_percent(slow_gpus.speed)} speed"
+            for slow_gpus in degradations.slow_gpus
         ]
     )
-    yield from _few([_link(link, fabric) for link in disturbances.links])
-    for kind, load in disturbances.background_load.items():
-        yield f"{_percent(load)} of every {kind.value} link loaded by others"
+    yield from _truncate_entries(
+        [
+            f"NICs of {_format_gpu_ids(nic.gpu_ids)} {f'at {_format_percent(nic.bandwidth_fraction)}' if nic.bandwidth_fraction else 'dead'}"
+            for nic in degradations.nics
+        ]
+    )
+    yield from _truncate_entries([_describe_link_degradation(link, fabric) for link in degradations.links])
+    for kind, load in degradations.background_load.items():
+        yield f"{_format_percent(load)} of every {kind.value} link loaded by others"
 
 
-def _few(words: Sequence[str]) -> list[str]:
+def _truncate_entries(entries: Sequence[str]) -> list[str]:
     """The first entries, and how many more there are."""
-    more = [f"{len(words) - _MOST_ENTRIES} more of the kind"] if len(words) > _MOST_ENTRIES else []
-    return [*words[:_MOST_ENTRIES], *more]
+    omitted = [f"{len(entries) - _MAX_ENTRIES} more of the kind"] if len(entries) > _MAX_ENTRIES else []
+    return [*entries[:_MAX_ENTRIES], *omitted]
 
 
-def _gpus(gpus: Sequence[int]) -> str:
-    return format_id_ranges(np.unique(np.array(gpus, dtype=np.int64)))
+def _format_gpu_ids(gpu_ids: Sequence[int]) -> str:
+    return format_id_ranges(np.unique(np.array(gpu_ids, dtype=np.int64)))
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _link(change: LinkDegradation, fabric: Fabric) -> str:
+def _describe_link_degradation(change: LinkDegradation, fabric: Fabric) -> str:
     """A link or, of a bundle, how many of its members."""
     ends = f"{change.source} {'-' if change.both_directions else '->'} {change.target}"
-    members = _members(change, fabric)
+    members = _parallel_link_count(change, fabric)
     if isinstance(change.effect, DeadLinkEffect):
         return f"link {ends} dead" if members == 1 else f"{change.effect.lost_count} of {members} links {ends} dead"
-    when = "" if change.active_period is None else f" from {' to '.join(map(format_seconds, change.active_period))}"
-    return (
-        f"{'link' if members == 1 else f'{members} links'} {ends} at {_percent(change.effect.bandwidth_fraction)}{when}"
-    )
+    period = "" if change.active_period is None else f" from {' to '.join(map(format_seconds, change.active_period))}"
+    return f"{'link' if members == 1 else f'{members} links'} {ends} at {_format_percent(change.effect.bandwidth_fraction)}{period}"
 
 
-def _traffic(sent: TrafficPattern) -> str:
+def _describe_traffic(traffic: TrafficPattern) -> str:
     """What others send, and how often."""
-    again = "once" if isinf(sent.period_seconds) else f"every {format_seconds(sent.period_seconds)}"
-    what = f"others' {sent.collective.value} of {format_bytes(sent.payload)}"
-    return f"{what} among {len(sent.gpu_ids):,} GPUs {again}"
+    repetition = "once" if isinf(traffic.period_seconds) else f"every {format_seconds(traffic.period_seconds)}"
+    operation = f"others' {traffic.collective.value} of {format_bytes(traffic.payload)}"
+    return f"{operation} among {len(traffic.gpu_ids):,} GPUs {repetition}"
 
 
-def _members(change: LinkDegradation, fabric: Fabric) -> int:
+def _parallel_link_count(change: LinkDegradation, fabric: Fabric) -> int:
     """How many parallel links are between the ends; a graph, where each link is one, forgets those that are dead."""
     try:
         return fabric.parallel_link_count(fabric.find_link(change.source, change.target))
@@ -199,7 +204,7 @@ def _members(change: LinkDegradation, fabric: Fabric) -> int:
         return 1
 
 
-def _data(strategy: DataParallelStrategy) -> str:
+def _describe_data_parallel(strategy: DataParallelStrategy) -> str:
     match strategy:
         case DdpStrategy():
             return "DDP"
@@ -217,33 +222,33 @@ def _data(strategy: DataParallelStrategy) -> str:
             return "torch.nn.DataParallel"
 
 
-def _offload(offload: Offload) -> str:
+def _describe_offload(offload: Offload) -> str:
     """What is on the host; empty if nothing is."""
-    words = [] if offload.activations is None else [f"activations of {_offloaded(offload.activations)}"]
+    items = [] if offload.activations is None else [f"activations of {_describe_offloaded_layers(offload.activations)}"]
     match offload.states:
         case ShardOffload():
-            words.append("parameters and optimizer")
+            items.append("parameters and optimizer")
         case OptimizerOffload(gradients=True):
-            words.append("gradients and optimizer")
+            items.append("gradients and optimizer")
         case OptimizerOffload(share=share):
-            words.append("optimizer" if share == 1.0 else f"{_percent(share)} of the optimizer")
-    return f"{' and '.join(words)} on the host" if words else ""
+            items.append("optimizer" if share == 1.0 else f"{_format_percent(share)} of the optimizer")
+    return f"{' and '.join(items)} on the host" if items else ""
 
 
-def _offloaded(activations: ActivationOffload) -> str:
+def _describe_offloaded_layers(activations: ActivationOffload) -> str:
     if activations.layers is None:
-        return "all layers" if activations.share == 1.0 else f"{_percent(activations.share)} of layers"
+        return "all layers" if activations.share == 1.0 else f"{_format_percent(activations.share)} of layers"
     return f"{activations.layers} layer{'s' * (activations.layers > 1)} a stage"
 
 
-def _lora(lora: Lora) -> str:
+def _describe_lora(lora: Lora) -> str:
     """The adapters, and what is frozen beside them."""
-    beside = ", ".join(target.value for target in lora.targets)
+    targets = ", ".join(target.value for target in lora.targets)
     name = "LoRA" if lora.base is None else f"QLoRA ({lora.base.value})"
-    return f"{name} of rank {lora.rank} beside {beside}"
+    return f"{name} of rank {lora.rank} beside {targets}"
 
 
-def _recompute(policy: Recompute) -> str:
+def _describe_recompute(policy: Recompute) -> str:
     match policy:
         case NoRecompute():
             return "no recompute"
@@ -259,10 +264,10 @@ def _recompute(policy: Recompute) -> str:
             return f"recompute of {layers} layer{'' if layers == 1 else 's'} a stage"
 
 
-def mfu_words(convention: float, causal: float) -> str:
+def format_mfu(convention: float, causal: float) -> str:
     """MFU by the convention, and with causal attention where the two part.
 
     >>> mfu_words(0.412, 0.405), mfu_words(0.782, 0.441)
     ('41.2%', '78.2% (causal 44.1%)')
     """
-    return f"{convention:.1%} (causal {causal:.1%})" if masked(convention, causal) else f"{convention:.1%}"
+    return f"{convention:.1%} (causal {causal:.1%})" if shows_causal_mfu(convention, causal) else f"{convention:.1%}"

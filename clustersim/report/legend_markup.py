@@ -9,39 +9,41 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
-from clustersim.results.time_categories import PARTS, Part
+from clustersim.report.theme import COMM_STYLES, TIME_CATEGORY_STYLES, CategoryStyle
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
 
-def key(category: Category) -> Markup:
+def colour_swatch(style: CategoryStyle) -> Markup:
     """The mark."""
-    hatched = " hatched" if category.pattern else ""
-    return Markup('<i class="key{}" style="background-color:{}"></i>').format(hatched, category.colour)
+    hatched = " hatched" if style.pattern else ""
+    return Markup('<i class="key{}" style="background-color:{}"></i>').format(hatched, style.colour)
 
 
-def named(category: Category, words: str) -> Markup:
+def swatch_and_label(style: CategoryStyle, label: str) -> Markup:
     """The mark, and words for what it stands for."""
-    return key(category) + escape(words)
+    return colour_swatch(style) + escape(label)
 
 
-def part_keys(places: NDArray[np.integer[Any]]) -> Markup:
+def category_legend(indices: NDArray[np.integer[Any]]) -> Markup:
     """A line of marks and words for the parts of the breakdown at these places, each once."""
-    named = Markup('<span class="named">{}</span> ').format
-    words = Markup("").join(named(part_name(PARTS[place])) for place in np.unique(places).tolist())
-    return Markup('<p class="lead">{}</p>').format(words)
+    item_markup = Markup('<span class="named">{}</span> ').format
+    items = Markup("").join(
+        item_markup(category_markup(TIME_CATEGORIES[index])) for index in np.unique(indices).tolist()
+    )
+    return Markup('<p class="lead">{}</p>').format(items)
 
 
-def part_name(part: Part) -> Markup:
+def category_markup(category: TimeCategory) -> Markup:
     """The mark and the name of a part of the breakdown."""
-    return named(PART_LOOKS[part], part.value)
+    return swatch_and_label(TIME_CATEGORY_STYLES[category], category.value)
 
 
-def axis_name(axis: str) -> Markup:
+def axis_markup(axis: str) -> Markup:
     """The mark and the words of an axis or role, as it is listed."""
-    words, look = LISTED_LOOKS[axis]
-    return named(look, words)
+    label, style = COMM_STYLES[axis]
+    return swatch_and_label(style, label)
 
 
-def unbroken(words: str) -> str:
+def non_breaking(text: str) -> str:
     """Words that stay on one line, such as a number and its unit."""
-    return words.replace(" ", "\N{NO-BREAK SPACE}")
+    return text.replace(" ", "\N{NO-BREAK SPACE}")

@@ -10,51 +10,58 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.rank_mapping import RankMappedFabric
 
 
-def placement_line(cluster: Cluster) -> str:
+def describe_placement(cluster: Cluster) -> str:
     """How many nodes, how much of each, and in which order; empty where ranks simply are the cluster's GPUs."""
-    return ", ".join(_words(cluster) if isinstance(cluster.fabric, RankMappedFabric) else _spread(cluster))
+    return ", ".join(
+        _describe_rank_mapping(cluster)
+        if isinstance(cluster.fabric, RankMappedFabric)
+        else _describe_domain_fill(cluster)
+    )
 
 
-def home_of(cluster: Cluster, rank: int) -> str:
+def describe_gpu_of_rank(cluster: Cluster, rank: int) -> str:
     """The machine's GPU and node of a rank; empty where ranks simply are the cluster's GPUs."""
     if not isinstance(cluster.fabric, RankMappedFabric):
         return ""
-    place = cluster.machine_gpu_ids[rank : rank + 1]
-    return f"GPU {place[0]} on node {cluster.machine.node_ids(place)[0]}"
+    gpu_id = cluster.machine_gpu_ids[rank : rank + 1]
+    return f"GPU {gpu_id[0]} on node {cluster.machine.node_ids(gpu_id)[0]}"
 
 
-def _spread(cluster: Cluster) -> Iterator[str]:
+def _describe_domain_fill(cluster: Cluster) -> Iterator[str]:
     """Where NVLink domains are filled evenly, as nothing is said of a placement."""
-    nvlink = cluster.fabric.node.nvlink if isinstance(cluster.fabric, ClosTopology) else None
-    if nvlink and nvlink.full_domain_gpus:
-        sizes = _sizes(cluster.fabric.domain_ids(np.arange(cluster.gpu_count)))
-        yield f"{len(sizes)} NVLink domains, {_range(sizes)} of the {nvlink.full_domain_gpus} GPUs of each"
+    nvlink_spec = cluster.fabric.node.nvlink if isinstance(cluster.fabric, ClosTopology) else None
+    if nvlink_spec and nvlink_spec.full_domain_gpus:
+        gpus_per_domain = _label_counts(cluster.fabric.domain_ids(np.arange(cluster.gpu_count)))
+        yield f"{len(gpus_per_domain)} NVLink domains, {_format_range(gpus_per_domain)} of the {nvlink_spec.full_domain_gpus} GPUs of each"
 
 
-def _words(cluster: Cluster) -> Iterator[str]:
-    everyone, places = np.arange(cluster.machine.gpu_count), cluster.machine_gpu_ids
+def _describe_rank_mapping(cluster: Cluster) -> Iterator[str]:
+    all_gpus, gpu_ids = np.arange(cluster.machine.gpu_count), cluster.machine_gpu_ids
     nodes = cluster.machine.node_ids
-    yield f"{cluster.node_count:,} of {int(nodes(everyone).max()) + 1:,} nodes"
-    if _sizes(nodes(places)).min() < cluster.gpus_per_node:
-        yield f"{_range(_sizes(nodes(places)))} of the {cluster.gpus_per_node} GPUs of each"
-    domains, most = _sizes(cluster.machine.domain_ids(places)), int(_sizes(cluster.machine.domain_ids(everyone)).max())
-    if most > cluster.gpus_per_node and domains.min() < most:
-        yield f"{_range(domains)} of the {most} GPUs of an NVLink domain"
-    if (np.diff(places) < 0).any():
-        yield "nodes in another order" if _whole(nodes(places), places) else "GPUs in another order"
+    yield f"{cluster.node_count:,} of {int(nodes(all_gpus).max()) + 1:,} nodes"
+    if _label_counts(nodes(gpu_ids)).min() < cluster.gpus_per_node:
+        yield f"{_format_range(_label_counts(nodes(gpu_ids)))} of the {cluster.gpus_per_node} GPUs of each"
+    gpus_per_domain, max_domain_size = (
+        _label_counts(cluster.machine.domain_ids(gpu_ids)),
+        int(_label_counts(cluster.machine.domain_ids(all_gpus)).max()),
+    )
+    if max_domain_size > cluster.gpus_per_node and gpus_per_domain.min() < max_domain_size:
+        yield f"{_format_range(gpus_per_domain)} of the {max_domain_size} GPUs of an NVLink domain"
+    if (np.diff(gpu_ids) < 0).any():
+        yield "nodes in another order" if _keeps_nodes_contiguous(nodes(gpu_ids), gpu_ids) else "GPUs in another order"
 
 
-def _sizes(labels: IntArray) -> IntArray:
+def _label_counts(labels: IntArray) -> IntArray:
     """How often each label is there, those that are."""
     return np.unique(labels, return_counts=True)[1]
 
 
-def _range(sizes: IntArray) -> str:
-    least, most = int(sizes.min()), int(sizes.max())
-    return f"{least}" if least == most else f"{least} to {most}"
+def _format_range(sizes: IntArray) -> str:
+    smallest, largest = int(sizes.min()), int(sizes.max())
+    return f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
 
 
-def _whole(nodes: IntArray, places: IntArray) -> bool:
+def _keeps_nodes_contiguous(nodes: IntArray, gpu_ids: IntArray) -> bool:
     """Whether the ranks of each node follow each other, in the order of its GPUs."""
-    stays = nodes[1:] == nodes[:-1]
-    return bool((np.count_nonzero(~stays) + 1 == len(np.unique(nodes))) and (np.diff(places)[stays] > 0).all())
+    same_node = nodes[1:] == nodes[:-1]
+    return bool((np.count_nonzero(~same_node) + 1 == len(np.unique(nodes))) and (np.diff(gpu_ids)[same_node] > 0).all())

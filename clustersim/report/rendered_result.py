@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.what_if import WhatIfs
+from clustersim.results.what_if import WhatIfReport
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate as _answer
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import plotly.graph_objects as plotly
 
 
-class Result(SimulationResult):
+class RenderedResult(SimulationResult):
     """An answer that can be looked at. Pages take a while to import, so each method imports what it draws with."""
 
-    def to_html(self, what_ifs: WhatIfs | None = None) -> str:
+    def to_html(self, what_ifs: WhatIfReport | None = None) -> str:
         """A self-contained page that works offline; what_ifs: changes to show, as `planning.what_if` simulates them."""
         from clustersim.report.run_page import run_page
 
         return run_page(self, what_ifs)
 
-    def save_html(self, path: str | Path, what_ifs: WhatIfs | None = None) -> Path:
+    def save_html(self, path: str | Path, what_ifs: WhatIfReport | None = None) -> Path:
         """Write the page of `to_html`; return its path."""
         from clustersim.common.files import write_text_atomically
 
@@ -35,23 +35,23 @@ class Result(SimulationResult):
         return target
 
     def figures(self) -> "dict[str, plotly.Figure]":
-        """The page's figures as plotly's own, by name: `waterfall`, `stages`, `peaks`, `topology`, `critical-path` ...
+        """The page's figures as plotly's own, by name: `waterfall_figure`, `stages`, `peaks`, `topology`, `critical-path` ...
 
         Those that the page's scripts draw as the reader zooms (timeline, memory over time, all ranks) are not among
         them.
         """
-        from clustersim.report.run_page import cards
+        from clustersim.report.run_page import run_panels
 
-        shown = (figure for card in cards(self) for figure in card.figures if not figure.behaviour)
-        return {figure.name: figure.plotly() for figure in shown}
+        static_figures = (figure for panel in run_panels(self) for figure in panel.figures if not figure.client_script)
+        return {figure.name: figure.to_plotly() for figure in static_figures}
 
     def _repr_html_(self) -> str:
-        from clustersim.report.run_page import fragment
+        from clustersim.report.run_page import notebook_html
 
-        return fragment(self)
+        return notebook_html(self)
 
 
-def simulate(scenario: Scenario) -> Result:
+def simulate(scenario: Scenario) -> RenderedResult:
     """Simulate training steps."""
-    answer = _answer(scenario)
-    return Result(**{field.name: getattr(answer, field.name) for field in fields(answer)})
+    result = _answer(scenario)
+    return RenderedResult(**{field.name: getattr(result, field.name) for field in fields(result)})

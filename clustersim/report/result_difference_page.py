@@ -13,107 +13,107 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds, format_signed_seconds, format_step_time
 from clustersim.report import result_difference as said
-from clustersim.report.draw.charts import Drawn, bar, chart, in_lines, ticks
+from clustersim.report.draw.charts import PlotlyDict, bar_figure, bar_trace, tick_labels, wrapped_tick_labels
 from clustersim.report.draw.timeline_figure import timeline_caption, timeline_figure
-from clustersim.report.figure import Figure, axis, marker, short_labels, time_scale
-from clustersim.report.html_document import document, drawn
-from clustersim.report.legend_markup import part_name
-from clustersim.report.panels.difference_bars import changed_parts
-from clustersim.report.result_difference import Difference
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import height_of, shown_ranks, shown_rows
-from clustersim.report.theme import PART_LOOKS
-from clustersim.report.timeline_arrays import MOST_BYTES, drawing
-from clustersim.report.timeline_data import Timeline
+from clustersim.report.figure import Figure, axis_layout, bar_marker, narrow_labels, time_scale
+from clustersim.report.html_document import html_document, render_panel
+from clustersim.report.legend_markup import category_markup
+from clustersim.report.panels.difference_bars import category_change_figure
+from clustersim.report.result_difference import ResultDifference
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import bar_chart_height, sample_rows, select_ranks
+from clustersim.report.theme import TIME_CATEGORY_STYLES
+from clustersim.report.timeline_arrays import MAX_ARRAY_BYTES, build_drawing
+from clustersim.report.timeline_data import PipelineTimeline
 
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
 
 
-def difference_page(difference: Difference, results: "Sequence[SimulationResult]") -> str:
+def difference_page(difference: ResultDifference, results: "Sequence[SimulationResult]") -> str:
     """The page as HTML text."""
-    waterfall = difference_waterfall(difference) if difference.different else None
+    waterfall = difference_waterfall(difference) if difference.changed_categories else None
     stages = stages_figure(difference) if waterfall and len(difference.row_labels) > 1 else None
-    lanes = list(_lanes([timeline_of(result, shown_ranks(result)) for result in results]))
-    page = drawn(
-        "difference.html", *filter(None, (waterfall, stages, *(figure for figure, _ in lanes))), waterfall=waterfall,
-        stages=stages, lanes=lanes, difference=difference, said=said, part_name=part_name,
+    timelines = list(_aligned_timelines([build_timeline(result, select_ranks(result)) for result in results]))
+    panel = render_panel(
+        "difference.html", *filter(None, (waterfall, stages, *(figure for figure, _ in timelines))), waterfall=waterfall,
+        stages=stages, lanes=timelines, difference=difference, said=said, part_name=category_markup,
     )  # fmt: skip
-    return document(f"{difference.titles[0]} and {difference.titles[1]}", [page], scripts=("difference",))
+    return html_document(f"{difference.titles[0]} and {difference.titles[1]}", [panel], scripts=("difference",))
 
 
-def difference_waterfall(difference: Difference) -> Figure:
+def difference_waterfall(difference: ResultDifference) -> Figure:
     """A's step, a bar for every part that differs, each from where the last one ended, B's step."""
-    parts = difference.different
-    deltas = [float(difference.deltas[part.place]) for part in parts]
+    categories = difference.changed_categories
+    deltas = [float(difference.mean_deltas[category.index]) for category in categories]
     first, second = map(float, difference.step_times)
     ends = first + np.cumsum([0.0, *deltas])
     scale = time_scale(max(first, second))
     bars = [
-        bar(
-            part.value, [part.value], [delta / scale.size], marker(PART_LOOKS[part]), base=[start / scale.size],
+        bar_trace(
+            category.value, [category.value], [delta / scale.unit_size], bar_marker(TIME_CATEGORY_STYLES[category]), base=[start / scale.unit_size],
             text=[format_signed_seconds(delta)], textposition="outside", cliponaxis=False,
-            hovertemplate=f"<b>{part.value}</b><br>{format_signed_seconds(delta)} in B<extra></extra>",
+            hovertemplate=f"<b>{category.value}</b><br>{format_signed_seconds(delta)} in B<extra></extra>",
         )
-        for part, delta, start in zip(parts, deltas, ends[:-1].tolist(), strict=True)
+        for category, delta, start in zip(categories, deltas, ends[:-1].tolist(), strict=True)
     ]  # fmt: skip
-    labels = ["<b>A</b>", *(part.value for part in parts), "<b>B</b>"]
-    short = in_lines(labels[1:-1], labels[1:-1])["ticktext"]
-    return chart(
+    labels = ["<b>A</b>", *(category.value for category in categories), "<b>B</b>"]
+    narrow_labels = wrapped_tick_labels(labels[1:-1], labels[1:-1])["ticktext"]
+    return bar_figure(
         "difference-parts",
-        [_whole_bar("A", first, "@muted", scale.size), *bars, _whole_bar("B", second, "@ink", scale.size)],
-        axis(f"step time [{scale.unit}]", range=_range(ends, scale.size, 0.25)),
+        [_step_bar("A", first, "@muted", scale.unit_size), *bars, _step_bar("B", second, "@ink", scale.unit_size)],
+        axis_layout(f"step time [{scale.unit}]", range=_value_range(ends, scale.unit_size, 0.25)),
         height=70 + 34 * len(labels),
         narrow={
             "font": {"size": 10},
-            "xaxis": {"range": _range(ends, scale.size, 0.9)},
-            "yaxis": ticks(labels, [labels[0], *short, labels[-1]]),
+            "xaxis": {"range": _value_range(ends, scale.unit_size, 0.9)},
+            "yaxis": tick_labels(labels, [labels[0], *narrow_labels, labels[-1]]),
         },
         bargap=0.28,
     )
 
 
-def _range(ends: FloatArray, size: float, room: float) -> list[float]:
+def _value_range(ends: FloatArray, unit_size: float, margin_fraction: float) -> list[float]:
     """Of the axis: where the running sum goes, with room for words; not from zero where parts would be too small."""
-    low, high = float(ends.min()) / size, float(ends.max()) / size
+    low, high = float(ends.min()) / unit_size, float(ends.max()) / unit_size
     span = high - low
-    begin = low - max(0.35, room) * span
-    return [max(0.0, begin), high + room * span] if begin > 0.0 else [0.0, high * (1.0 + room)]
+    lower = low - max(0.35, margin_fraction) * span
+    return [max(0.0, lower), high + margin_fraction * span] if lower > 0.0 else [0.0, high * (1.0 + margin_fraction)]
 
 
-def _whole_bar(name: str, seconds: Seconds, colour: str, size: float) -> Drawn:
-    return bar(
-        f"step of {name}", [f"<b>{name}</b>"], [seconds / size], {"color": colour}, hoverinfo="skip",
+def _step_bar(name: str, seconds: Seconds, colour: str, unit_size: float) -> PlotlyDict:
+    return bar_trace(
+        f"step of {name}", [f"<b>{name}</b>"], [seconds / unit_size], {"color": colour}, hoverinfo="skip",
         text=[f"<b>{format_step_time(seconds)}</b>"], textposition="outside", cliponaxis=False,
     )  # fmt: skip
 
 
-def stages_figure(difference: Difference) -> Figure:
+def stages_figure(difference: ResultDifference) -> Figure:
     """For each pipeline rank a bar to each side: by how much parts are longer and shorter in B."""
-    shown = shown_rows(len(difference.row_labels))
-    labels, narrow = [difference.row_labels[row] for row in shown], [str(row) for row in shown]
-    return changed_parts(
+    shown_indices = sample_rows(len(difference.row_labels))
+    labels, short = [difference.row_labels[row] for row in shown_indices], [str(row) for row in shown_indices]
+    return category_change_figure(
         "difference-stages",
         labels,
-        difference.stage_deltas[shown],
+        difference.row_deltas[shown_indices],
         "longer in B by",
-        height=height_of(len(labels)),
-        narrow=short_labels(labels, narrow),
+        height=bar_chart_height(len(labels)),
+        narrow=narrow_labels(labels, short),
     )
 
 
-def _lanes(timelines: Sequence[Timeline]) -> Iterator[tuple[Figure, str]]:
+def _aligned_timelines(timelines: Sequence[PipelineTimeline]) -> Iterator[tuple[Figure, str]]:
     """Both on the axis of the longer one, with what must be said of each; each may take half of a page's bytes."""
-    whole = max(float(timeline.spans.end.max(initial=0.0)) for timeline in timelines)
+    end_seconds = max(float(timeline.spans.end.max(initial=0.0)) for timeline in timelines)
     for name, timeline in zip(("timeline-a", "timeline-b"), timelines, strict=True):
-        each = drawing(timeline, MOST_BYTES // 2)
-        yield _aligned(timeline_figure(each, name=name), whole), timeline_caption(each)
+        drawing = build_drawing(timeline, MAX_ARRAY_BYTES // 2)
+        yield _with_time_axis(timeline_figure(drawing, name=name), end_seconds), timeline_caption(drawing)
 
 
-def _aligned(figure: Figure, whole: Seconds) -> Figure:
+def _with_time_axis(figure: Figure, end_seconds: Seconds) -> Figure:
     """A timeline with an axis of so many seconds."""
-    scale = time_scale(whole)
-    reach = whole / scale.size or 1.0
-    common = axis(f"time [{scale.unit}]", range=[0, reach], maxallowed=reach)
-    drawn = {**figure.layout, "xaxis": {**figure.layout["xaxis"], **common}}
-    return replace(figure, layout=drawn, facts={**figure.facts, "size": scale.size})
+    scale = time_scale(end_seconds)
+    axis_end = end_seconds / scale.unit_size or 1.0
+    axis_options = axis_layout(f"time [{scale.unit}]", range=[0, axis_end], maxallowed=axis_end)
+    layout = {**figure.layout, "xaxis": {**figure.layout["xaxis"], **axis_options}}
+    return replace(figure, layout=layout, script_data={**figure.script_data, "size": scale.unit_size})

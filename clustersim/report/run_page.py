@@ -8,74 +8,74 @@ step as long as it is, what would change it, how far can this be trusted.
 from collections.abc import Iterator
 from html import escape
 
-from clustersim.report.draw.rank_heatmap import dominant_of, heatmap_card
-from clustersim.report.draw.timeline_figure import timeline_card, timeline_figure
-from clustersim.report.html_document import Card, document, drawn
-from clustersim.report.panels.critical_path import critical_path_card, critical_path_of
-from clustersim.report.panels.memory import memory_cards
-from clustersim.report.panels.network import network_card, network_of
-from clustersim.report.panels.overlap import overlap_card, overlap_of
-from clustersim.report.panels.step_times import steps_card
-from clustersim.report.panels.stragglers import is_told, waiting_card
-from clustersim.report.panels.time_breakdown import parts_card, stages_card
-from clustersim.report.panels.topology import picture_of, topology_card
-from clustersim.report.panels.verdict import foot_card, verdict_card
-from clustersim.report.panels.what_if import what_if_card
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
-from clustersim.report.step_breakdown import times_of
-from clustersim.report.timeline_arrays import drawing
+from clustersim.report.draw.rank_heatmap import build_heatmap, heatmap_panel
+from clustersim.report.draw.timeline_figure import timeline_figure, timeline_panel
+from clustersim.report.html_document import Panel, html_document, render_panel
+from clustersim.report.panels.critical_path import build_critical_path, critical_path_panel
+from clustersim.report.panels.memory import memory_panels
+from clustersim.report.panels.network import build_network, network_panel
+from clustersim.report.panels.overlap import build_overlap, overlap_panel
+from clustersim.report.panels.step_times import steps_panel
+from clustersim.report.panels.stragglers import has_straggler_content, stragglers_panel
+from clustersim.report.panels.time_breakdown import breakdown_panel, stages_panel
+from clustersim.report.panels.topology import result_topology, topology_panel
+from clustersim.report.panels.verdict import confidence_panel, verdict_panel
+from clustersim.report.panels.what_if import what_if_panel
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
+from clustersim.report.step_breakdown import step_breakdown
+from clustersim.report.timeline_arrays import build_drawing
 from clustersim.results.nearest_run import NearestRun
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.what_if import WhatIfs
+from clustersim.results.what_if import WhatIfReport
 
 _VERDICT_PIXELS = 1040  # in a notebook of 1280; a frame cannot ask for what its content needs, and narrower ones scroll
 
 
-def run_page(result: SimulationResult, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:
+def run_page(result: SimulationResult, what_ifs: WhatIfReport | None = None, nearest: NearestRun | None = None) -> str:
     """The whole page as HTML text; what_ifs: changes that were simulated; nearest: the published run most like it."""
-    return document(result.scenario.name, list(cards(result, what_ifs, nearest)))
+    return html_document(result.scenario.name, list(run_panels(result, what_ifs, nearest)))
 
 
-def cards(
-    result: SimulationResult, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None
-) -> Iterator[Card]:
+def run_panels(
+    result: SimulationResult, what_ifs: WhatIfReport | None = None, nearest: NearestRun | None = None
+) -> Iterator[Panel]:
     """The parts of the page, from top to bottom."""
-    ranks = shown_ranks(result)
-    times, timeline = times_of(result, ranks), timeline_of(result, ranks)
-    several = len(timeline.rows) > 1
-    yield verdict_card(result, what_ifs, nearest)
-    yield parts_card(result, times)
+    ranks = select_ranks(result)
+    times, timeline = step_breakdown(result, ranks), build_timeline(result, ranks)
+    has_several_rows = len(timeline.rows) > 1
+    yield verdict_panel(result, what_ifs, nearest)
+    yield breakdown_panel(result, times)
     if result.scenario.steps > 1:
-        yield steps_card(result)
-    if several:
-        yield stages_card(times, timeline)
-    if is_told(result):
-        yield waiting_card(result)
-    yield timeline_card(timeline)
-    if (dominant := dominant_of(result)) is not None:
-        yield heatmap_card(dominant)
-    if (overlap := overlap_of(result)) is not None:
-        yield overlap_card(overlap)
-    yield from memory_cards(result, several)
-    yield topology_card(picture_of(result))
-    yield network_card(network_of(result))
-    if (path := critical_path_of(result)) is not None:
-        yield critical_path_card(path)
+        yield steps_panel(result)
+    if has_several_rows:
+        yield stages_panel(times, timeline)
+    if has_straggler_content(result):
+        yield stragglers_panel(result)
+    yield timeline_panel(timeline)
+    if (dominant := build_heatmap(result)) is not None:
+        yield heatmap_panel(dominant)
+    if (overlap := build_overlap(result)) is not None:
+        yield overlap_panel(overlap)
+    yield from memory_panels(result, has_several_rows)
+    yield topology_panel(result_topology(result))
+    yield network_panel(build_network(result))
+    if (critical_path := build_critical_path(result)) is not None:
+        yield critical_path_panel(critical_path)
     if what_ifs:
-        yield what_if_card(what_ifs)
-    yield foot_card(result)
+        yield what_if_panel(what_ifs)
+    yield confidence_panel(result)
 
 
-def fragment(result: SimulationResult) -> str:
+def notebook_html(result: SimulationResult) -> str:
     """What a notebook shows: the verdict and the timeline in a frame of their own, as HTML for `_repr_html_`.
 
     The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it
     works offline; the price is plotly.js (0.6 MB) in every displayed result.
     """
-    figure = timeline_figure(drawing(timeline_of(result, shown_ranks(result))))
+    figure = timeline_figure(build_drawing(build_timeline(result, select_ranks(result))))
     title, height = result.scenario.name, _VERDICT_PIXELS + figure.height
-    content = document(title, [verdict_card(result), drawn("figure.html", figure, figure=figure)])
+    content = html_document(title, [verdict_panel(result), render_panel("figure.html", figure, figure=figure)])
     return (
         f'<iframe srcdoc="{escape(content)}" title="{escape(title)}" '
         f'style="width:100%;height:{height}px;border:0;resize:vertical" sandbox="allow-scripts"></iframe>'

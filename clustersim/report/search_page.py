@@ -13,175 +13,212 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.units import format_step_time
-from clustersim.report.draw.charts import Drawn, lines, plot, points, words_in
-from clustersim.report.figure import Figure, Traces, axis, time_scale
-from clustersim.report.html_document import document, drawn
-from clustersim.report.panels.difference_bars import changed_parts
-from clustersim.report.row_selection import grouped
+from clustersim.report.draw.charts import PlotlyDict, line_trace, marker_trace, text_trace, xy_figure
+from clustersim.report.figure import Figure, Traces, axis_layout, time_scale
+from clustersim.report.html_document import html_document, render_panel
+from clustersim.report.panels.difference_bars import category_change_figure
+from clustersim.report.row_selection import group_by
 from clustersim.report.terminal import search as said
-from clustersim.report.terminal.search import bare, pair_words, short, shown_keys
-from clustersim.report.theme import SERIES
-from clustersim.results.search_result import Bounded, Found, Layout
-from clustersim.results.time_categories import PARTS
+from clustersim.report.terminal.search import format_pair, layout_label, shown_keys, simplify_value
+from clustersim.report.theme import SERIES_COLOURS
+from clustersim.results.search_result import BoundedLayout, LayoutResult, SearchResult
+from clustersim.results.time_categories import TIME_CATEGORIES
 
-_ASKED: Final = (
+_KEY_ORDER: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
     "training.recompute",
 )  # fmt: skip
-_MOST_AXES: Final = 6  # of which pairs are drawn
+_MAX_HEATMAP_KEYS: Final = 6  # of which pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
-_MOST_LINES: Final = 400
+_MAX_LINES: Final = 400
 
 
-def search_page(found: Found, file: Path) -> str:
+def search_page(result: SearchResult, file: Path) -> str:
     """The page as HTML text."""
-    rivals = {"the next": found.runner_up, "the file's own layout": found.first} if found.simulated else {}
-    others = {name: other for name, other in rivals.items() if other is not None}
-    figures = {**(_figures(found) if found.simulated else {}), "why": why_figure(found, others) if others else None}
-    content = drawn("search.html", said=said, found=found, file=file, others=others, **figures)
-    return document(f"Best layouts of {file.name}", [content])
+    rivals = {"the next": result.runner_up, "the file's own layout": result.first_guess} if result.simulated else {}
+    named_rivals = {name: other for name, other in rivals.items() if other is not None}
+    figures = {
+        **(_figures(result) if result.simulated else {}),
+        "why": breakdown_figure(result, named_rivals) if named_rivals else None,
+    }
+    panel = render_panel("search.html", said=said, found=result, file=file, others=named_rivals, **figures)
+    return html_document(f"Best layouts of {file.name}", [panel])
 
 
-def _figures(found: Found) -> dict[str, Figure | None]:
+def _figures(result: SearchResult) -> dict[str, Figure | None]:
     """Those of all that was looked at; None where layouts differ in too little."""
-    every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
-    here = [item for item in every if item.job == found.choice.job]
-    shown = found.simulated[:_MOST_LINES]
-    pairs, keys = _axes(found, here), _axes(found, shown)
+    candidates: list[LayoutResult | BoundedLayout] = [*result.simulated, *result.bounded]
+    same_job = [candidate for candidate in candidates if candidate.job == result.recommended.job]
+    shown = result.simulated[:_MAX_LINES]
+    heatmap_keys, line_keys = _varying_keys(result, same_job), _varying_keys(result, shown)
     return {
-        "pareto": pareto_figure(found),
-        "heat": heat_figure(found, pairs) if len(pairs) > 1 else None,
-        "lines": lines_figure(found, shown, keys) if len(keys) > 1 else None,
+        "pareto": pareto_figure(result),
+        "heat": best_by_pair_figure(result, heatmap_keys) if len(heatmap_keys) > 1 else None,
+        "lines": parallel_coordinates(result, shown, line_keys) if len(line_keys) > 1 else None,
     }
 
 
-def _axes(found: Found, layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
+def _varying_keys(result: SearchResult, layouts: Sequence[LayoutResult | BoundedLayout]) -> dict[str, list[str]]:
     """Keys in which layouts differ, with their values in order; first those that people ask for first."""
     values: dict[str, set[str]] = {}
     for layout in layouts:
-        for key, value in shown_keys(layout, found).items():
+        for key, value in shown_keys(layout, result).items():
             values.setdefault(key, set()).add(value)
-    asked = [*(key for key in _ASKED if key in values), *sorted(values.keys() - {*_ASKED})]
-    return {key: sorted(values[key], key=_order) for key in asked if len(values[key]) > 1}
+    ordered_keys = [*(key for key in _KEY_ORDER if key in values), *sorted(values.keys() - {*_KEY_ORDER})]
+    return {key: sorted(values[key], key=_numeric_sort_key) for key in ordered_keys if len(values[key]) > 1}
 
 
-def _order(value: str) -> tuple[int, float, str]:
+def _numeric_sort_key(value: str) -> tuple[int, float, str]:
     """Numbers first, as numbers."""
     return (0, float(value), "") if value.isdecimal() else (1, 0.0, value)
 
 
-def pareto_figure(found: Found) -> Figure:
+def pareto_figure(result: SearchResult) -> Figure:
     """Step time against memory that is left, a trace for each number of GPUs, and the line of what nothing beats."""
-    scale = time_scale(max(layout.step_time for layout in found.simulated))
-    every, fronts = (grouped(some, lambda each: (each.gpus, each.cluster)) for some in (found.simulated, found.pareto))
+    scale = time_scale(max(layout_result.step_time for layout_result in result.simulated))
+    by_job, pareto_by_job = (
+        group_by(layouts, lambda each: (each.gpus, each.cluster)) for layouts in (result.simulated, result.pareto_front)
+    )
     traces: Traces = []
-    for place, ((gpus, cluster), there) in enumerate(sorted(every.items(), key=lambda job: job[0])):
-        front = fronts.get((gpus, cluster), [])
+    for index, ((gpus, cluster), job_layouts) in enumerate(sorted(by_job.items(), key=lambda job: job[0])):
+        front = pareto_by_job.get((gpus, cluster), [])
         traces += [
-            _dots(found, there, f"{gpus:,} GPUs of {cluster}", SERIES[place % len(SERIES)], scale.size),
-            lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}),
+            _layout_markers(
+                result,
+                job_layouts,
+                f"{gpus:,} GPUs of {cluster}",
+                SERIES_COLOURS[index % len(SERIES_COLOURS)],
+                scale.unit_size,
+            ),
+            line_trace(*_time_and_headroom(front, scale.unit_size), {"color": "@muted", "width": 1, "dash": "dot"}),
         ]
-    taken = _dots(found, [found.choice], "to take", "@ink", scale.size)
-    taken["marker"] |= {"symbol": "star", "size": 14}
-    x, y = axis(f"step time [{scale.unit}]"), axis("memory left on the fullest GPU [GiB]", rangemode="tozero")
-    return plot("pareto", [*traces, taken], x, y, height=380, narrow={"legend": {"font": {"size": 9}}})
+    chosen_trace = _layout_markers(result, [result.recommended], "to take", "@ink", scale.unit_size)
+    chosen_trace["marker"] |= {"symbol": "star", "size": 14}
+    x, y = (
+        axis_layout(f"step time [{scale.unit}]"),
+        axis_layout("memory left on the fullest GPU [GiB]", rangemode="tozero"),
+    )
+    return xy_figure("pareto", [*traces, chosen_trace], x, y, height=380, narrow={"legend": {"font": {"size": 9}}})
 
 
-def _dots(found: Found, layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
-    return points(
-        name, *_places(layouts, size), {"color": colour, "size": 8, "opacity": 0.75},
-        customdata=[[escape(short(layout, found)), format_step_time(layout.step_time)] for layout in layouts],
+def _layout_markers(
+    result: SearchResult, layouts: Sequence[LayoutResult], name: str, colour: str, unit_size: float
+) -> PlotlyDict:
+    return marker_trace(
+        name, *_time_and_headroom(layouts, unit_size), {"color": colour, "size": 8, "opacity": 0.75},
+        customdata=[[escape(layout_label(layout, result)), format_step_time(layout.step_time)] for layout in layouts],
         hovertemplate="<b>%{customdata[1]}</b>, %{y:.1f} GiB left<br>%{customdata[0]}<extra></extra>",
     )  # fmt: skip
 
 
-def _places(layouts: Sequence[Layout], size: float) -> tuple[list[float], list[float]]:
+def _time_and_headroom(layouts: Sequence[LayoutResult], unit_size: float) -> tuple[list[float], list[float]]:
     """Step times and what is left of the memory."""
-    return [layout.step_time / size for layout in layouts], [item.headroom / 2**30 for item in layouts]
+    return [layout.step_time / unit_size for layout in layouts], [
+        layout_result.headroom / 2**30 for layout_result in layouts
+    ]
 
 
-def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
+def best_by_pair_figure(result: SearchResult, axes: Mapping[str, list[str]]) -> Figure:
     """The fastest step for each pair of values of two keys; a choice for each pair of keys."""
-    keys = [*axes][:_MOST_AXES]
-    choices = tuple((f"{_word(one)} and {_word(two)}", [_heat(found, one, two)]) for one, two in combinations(keys, 2))
-    most = max(len(axes[key]) for key in keys)
-    x, y = axis("", type="category", fixedrange=True), axis("", type="category", fixedrange=True, ticksuffix="  ")
-    plain = {"showlegend": False, "dragmode": False}
-    figure = plot("heat", [], x, y, height=110 + 34 * most, narrow={"font": {"size": 9}}, **plain)
+    keys = [*axes][:_MAX_HEATMAP_KEYS]
+    choices = tuple(
+        (f"{_short_key(one)} and {_short_key(two)}", [_pair_heatmap(result, one, two)])
+        for one, two in combinations(keys, 2)
+    )
+    max_values = max(len(axes[key]) for key in keys)
+    x, y = (
+        axis_layout("", type="category", fixedrange=True),
+        axis_layout("", type="category", fixedrange=True, ticksuffix="  "),
+    )
+    options = {"showlegend": False, "dragmode": False}
+    figure = xy_figure("heat", [], x, y, height=110 + 34 * max_values, narrow={"font": {"size": 9}}, **options)
     return replace(figure, choices=choices)
 
 
-def _heat(found: Found, one: str, two: str) -> Drawn:
+def _pair_heatmap(result: SearchResult, one: str, two: str) -> PlotlyDict:
     """Of the job of the layout to take: for each pair of values whether it is only a bound, and the least score."""
-    least: dict[tuple[str, str], tuple[bool, float]] = {}
-    scores: list[tuple[Layout | Bounded, tuple[bool, float]]]
-    scores = [(layout, (False, layout.score)) for layout in found.simulated]
-    for item, score in (*scores, *((bounded, (True, bounded.bound)) for bounded in found.bounded)):
-        keys = shown_keys(item, found)
-        if item.job == found.choice.job and one in keys and two in keys:
+    best: dict[tuple[str, str], tuple[bool, float]] = {}
+    scores: list[tuple[LayoutResult | BoundedLayout, tuple[bool, float]]]
+    scores = [(layout_result, (False, layout_result.score)) for layout_result in result.simulated]
+    for item, score in (
+        *scores,
+        *((bounded_layout, (True, bounded_layout.bound)) for bounded_layout in result.bounded),
+    ):
+        keys = shown_keys(item, result)
+        if item.job == result.recommended.job and one in keys and two in keys:
             pair = keys[one], keys[two]
-            least[pair] = min(least.get(pair, score), score)
-    rows, columns = (sorted({pair[place] for pair in least}, key=_order) for place in (0, 1))
-    cells = [[least.get((row, column)) for column in columns] for row in rows]
-    sign = "≤ " if found.more_is_better else "≥ "
+            best[pair] = min(best.get(pair, score), score)
+    rows, columns = (sorted({pair[index] for pair in best}, key=_numeric_sort_key) for index in (0, 1))
+    cells = [[best.get((row, column)) for column in columns] for row in rows]
+    bound_sign = "≤ " if result.shows_inverse_score else "≥ "
     return {
-        "type": "heatmap", "x": [pair_words(two, column) for column in columns],
-        "y": [pair_words(one, row) for row in rows], "z": [[cell and cell[1] for cell in row] for row in cells],
-        "text": [[f"{sign * cell[0]}{found.score_words(cell[1])}" if cell else "" for cell in row] for row in cells],
+        "type": "heatmap", "x": [format_pair(two, column) for column in columns],
+        "y": [format_pair(one, row) for row in rows], "z": [[cell and cell[1] for cell in row] for row in cells],
+        "text": [[f"{bound_sign * cell[0]}{result.format_score(cell[1])}" if cell else "" for cell in row] for row in cells],
         "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
         "colorscale": [[0, "#8FC1DE"], [1, "#EEF3F8"]], "showscale": False, "xgap": 2, "ygap": 2,
     }  # fmt: skip
 
 
-def _word(key: str) -> str:
+def _short_key(key: str) -> str:
     return key.rpartition(".")[2].replace("_", " ")
 
 
-def lines_figure(found: Found, layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
+def parallel_coordinates(
+    result: SearchResult, layouts: Sequence[LayoutResult], axes: Mapping[str, list[str]]
+) -> Figure:
     """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
     scores = [layout.score for layout in layouts]
     low, span = min(scores), max(scores) - min(scores) or 1.0
-    groups = grouped(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
-    traces = [_lines(found, groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
-    words, places, height = [*map(_word, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
-    x = axis("", tickvals=places, ticktext=words, fixedrange=True, range=[-0.3, len(axes) - 0.5])
-    y = axis("", visible=False, fixedrange=True, range=[-0.08, 1.08])
-    plain = {"showlegend": False, "dragmode": False}
-    return plot("lines", [*traces, _values(axes)], x, y, height=height, narrow={"font": {"size": 9}}, **plain)
+    groups = group_by(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
+    traces = [_layout_lines(result, groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
+    labels, positions, height = [*map(_short_key, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
+    x = axis_layout("", tickvals=positions, ticktext=labels, fixedrange=True, range=[-0.3, len(axes) - 0.5])
+    y = axis_layout("", visible=False, fixedrange=True, range=[-0.08, 1.08])
+    options = {"showlegend": False, "dragmode": False}
+    return xy_figure(
+        "lines", [*traces, _value_labels(axes)], x, y, height=height, narrow={"font": {"size": 9}}, **options
+    )
 
 
-def _height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
+def _value_height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
     return axes[key].index(value) / (len(axes[key]) - 1)
 
 
-def _lines(found: Found, layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]]) -> Drawn:
+def _layout_lines(
+    result: SearchResult, layouts: Sequence[LayoutResult], shade: int, axes: Mapping[str, list[str]]
+) -> PlotlyDict:
     """Layouts of one shade, with gaps between them and where one has no value of a key."""
-    places: list[float | None] = []
+    positions: list[float | None] = []
     heights: list[float | None] = []
-    words: list[list[str]] = []
+    hover_data: list[list[str]] = []
     for layout in layouts:
-        keys = shown_keys(layout, found)
-        places += [*range(len(axes)), None]
-        heights += [_height(key, keys[key], axes) if key in keys else None for key in axes] + [None]
-        words += [[format_step_time(layout.step_time), escape(short(layout, found))]] * (len(axes) + 1)
+        keys = shown_keys(layout, result)
+        positions += [*range(len(axes)), None]
+        heights += [_value_height(key, keys[key], axes) if key in keys else None for key in axes] + [None]
+        hover_data += [[format_step_time(layout.step_time), escape(layout_label(layout, result))]] * (len(axes) + 1)
     return {
-        "type": "scatter", "mode": "lines+markers", "x": places, "y": heights, "customdata": words,
+        "type": "scatter", "mode": "lines+markers", "x": positions, "y": heights, "customdata": hover_data,
         "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>",
         "line": {"color": _SHADES[shade], "width": 1 if shade else 2.5}, "marker": {"size": 6},
     }  # fmt: skip
 
 
-def _values(axes: Mapping[str, list[str]]) -> Drawn:
+def _value_labels(axes: Mapping[str, list[str]]) -> PlotlyDict:
     """The values beside their places."""
-    every = [(place, _height(key, value, axes), value) for place, key in enumerate(axes) for value in axes[key]]
-    x, y, values = zip(*every, strict=True)
-    words = [f" {escape(bare(value))}" for value in values]
-    return words_in(list(x), list(y), words, textfont={"color": "@ink", "size": 11}, textposition="top right")
+    entries = [
+        (position, _value_height(key, value, axes), value) for position, key in enumerate(axes) for value in axes[key]
+    ]
+    x, y, values = zip(*entries, strict=True)
+    labels = [f" {escape(simplify_value(value))}" for value in values]
+    return text_trace(list(x), list(y), labels, textfont={"color": "@ink", "size": 11}, textposition="top right")
 
 
-def why_figure(found: Found, others: Mapping[str, Layout]) -> Figure:
+def breakdown_figure(result: SearchResult, rivals: Mapping[str, LayoutResult]) -> Figure:
     """For each other layout a bar for every part that differs."""
-    whys = [found.why(other) for other in others.values()]
-    changes = np.array([[why.get(part.value, 0.0) for part in PARTS] for why in whys])
-    height, narrow = 110 + 50 * len(others), {"legend": {"font": {"size": 9}}}
-    return changed_parts("why", [*others], changes, "longer by", height=height, narrow=narrow)
+    deltas_by_rival = [result.category_differences(other) for other in rivals.values()]
+    changes = np.array(
+        [[deltas.get(category.value, 0.0) for category in TIME_CATEGORIES] for deltas in deltas_by_rival]
+    )
+    height, narrow = 110 + 50 * len(rivals), {"legend": {"font": {"size": 9}}}
+    return category_change_figure("why", [*rivals], changes, "longer by", height=height, narrow=narrow)

@@ -9,49 +9,65 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import PARTS, Part
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
-ROUNDING: Final = 1e-9
+ROUNDING_TOLERANCE: Final = 1e-9
 """Part of the step time that sums of times are off by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StepBreakdown:
     """Seconds of parts, which sum to the step time.
 
     step: [parts] the mean over ranks; path: [parts] of the critical path; stages: [rows, parts]; ideal: seconds that
-    the model's FLOP take at the peak, as in `ideal_of`.
+    the model's FLOP take at the peak, as in `ideal_seconds_of`.
     """
 
-    step: FloatArray
-    path: FloatArray
-    stages: FloatArray
-    ideal: Seconds = 0.0
+    mean_seconds: FloatArray
+    critical_path_seconds: FloatArray
+    row_seconds: FloatArray
+    ideal_seconds: Seconds = 0.0
 
     @property
-    def whole(self) -> Seconds:
+    def step_seconds(self) -> Seconds:
         """Of all parts together."""
-        return float(self.step.sum())
+        return float(self.mean_seconds.sum())
 
     @property
-    def present(self) -> list[Part]:
+    def nonzero_categories(self) -> list[TimeCategory]:
         """The parts that are more than rounding, in the mean, on a stage or on the critical path."""
-        most = np.maximum(np.maximum(self.step, self.path), self.stages.max(axis=0, initial=0.0))
-        return [part for part in PARTS if most[part.place] > ROUNDING * self.whole]
+        max_seconds = np.maximum(
+            np.maximum(self.mean_seconds, self.critical_path_seconds), self.row_seconds.max(axis=0, initial=0.0)
+        )
+        return [
+            category
+            for category in TIME_CATEGORIES
+            if max_seconds[category.index] > ROUNDING_TOLERANCE * self.step_seconds
+        ]
 
 
-def times_of(result: SimulationResult, ranks: Sequence[int] = ()) -> Times:
+def step_breakdown(result: SimulationResult, ranks: Sequence[int] = ()) -> StepBreakdown:
     """The mean over all ranks, the critical path, and some ranks."""
 
-    def settled(parts: Mapping[str, Seconds]) -> FloatArray:
-        seconds = np.array(list(parts.values()))
-        return np.where(np.abs(seconds) > ROUNDING * result.step_time, seconds, 0.0)
+    def clip_rounding(by_category: Mapping[str, Seconds]) -> FloatArray:
+        seconds = np.array(list(by_category.values()))
+        return np.where(np.abs(seconds) > ROUNDING_TOLERANCE * result.step_time, seconds, 0.0)
 
-    stages = np.array([settled(result.breakdown.of(rank)) for rank in ranks]).reshape(len(ranks), len(PARTS))
-    return Times(settled(result.breakdown.mean()), settled(result.critical_path_breakdown), stages, ideal_of(result))
+    row_seconds = np.array([clip_rounding(result.breakdown.rank_seconds(rank)) for rank in ranks]).reshape(
+        len(ranks), len(TIME_CATEGORIES)
+    )
+    return StepBreakdown(
+        clip_rounding(result.breakdown.mean_seconds()),
+        clip_rounding(result.critical_path_breakdown),
+        row_seconds,
+        ideal_seconds_of(result),
+    )
 
 
-def ideal_of(result: SimulationResult) -> Seconds:
+def ideal_seconds_of(result: SimulationResult) -> Seconds:
     """Seconds that the model's FLOP take at the peak; 0 where kernels are not longer, as they skip what is counted."""
-    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
-    return ideal if ideal < compute else 0.0
+    ideal_seconds, compute_seconds = (
+        result.mfu() * result.step_time,
+        result.breakdown.mean_seconds()[TimeCategory.COMPUTE.value],
+    )
+    return ideal_seconds if ideal_seconds < compute_seconds else 0.0

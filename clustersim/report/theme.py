@@ -13,12 +13,12 @@ from typing import Final
 
 from clustersim.memory.footprint import MemoryCategory as Use
 from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, Axis
-from clustersim.results.time_categories import EXPOSED, Part
+from clustersim.results.time_categories import EXPOSED_CATEGORIES, TimeCategory
 
-_WHITE = 255
+_CHANNEL_MAX = 255
 
 
-class Category(Enum):
+class CategoryStyle(Enum):
     """What a piece of time or memory is for: words, colour (hex) and pattern (plotly's name, empty for plain)."""
 
     COMPUTE = ("compute", "#0072B2", "")
@@ -57,52 +57,52 @@ class Category(Enum):
         self.label, self.colour, self.pattern = label, colour, pattern
 
 
-SERIES: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
+SERIES_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
 """Colours of what has none of its own, in turn."""
-CATEGORIES: tuple[Category, ...] = tuple(Category)
-AXIS_LOOKS: Final[Mapping[Axis, Category]] = {axis: Category[axis.category.upper()] for axis in COMM_AXES}
+CATEGORY_STYLES: tuple[CategoryStyle, ...] = tuple(CategoryStyle)
+AXIS_STYLES: Final[Mapping[Axis, CategoryStyle]] = {axis: CategoryStyle[axis.category.upper()] for axis in COMM_AXES}
 """The category of each axis's communication."""
-LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
-    **{axis.name: (axis.name, look) for axis, look in AXIS_LOOKS.items()},
-    **{role.report_name: (role.label, AXIS_LOOKS[role.accounted_axis]) for role in COMM_GROUPS.values()},
+COMM_STYLES: Final[Mapping[str, tuple[str, CategoryStyle]]] = {
+    **{axis.name: (axis.name, look) for axis, look in AXIS_STYLES.items()},
+    **{role.report_name: (role.label, AXIS_STYLES[role.accounted_axis]) for role in COMM_GROUPS.values()},
 }
 """Axes and roles as they are listed: in words, and their categories."""
-PART_LOOKS: Final[Mapping[Part, Category]] = {
-    Part.COMPUTE: Category.COMPUTE,
-    Part.RECOMPUTE: Category.RECOMPUTE,
-    Part.OPTIMIZER: Category.OPTIMIZER,
-    Part.LAUNCH: Category.LAUNCH,
-    Part.SLOWED: Category.SLOWED,
-    **{part: AXIS_LOOKS[axis] for axis, part in EXPOSED.items()},
-    Part.BUBBLE_WARMUP: Category.BUBBLE_WARM_UP,
-    Part.BUBBLE_STEADY: Category.BUBBLE_STEADY,
-    Part.BUBBLE_COOLDOWN: Category.BUBBLE_COOL_DOWN,
-    Part.WAIT: Category.WAIT,
+TIME_CATEGORY_STYLES: Final[Mapping[TimeCategory, CategoryStyle]] = {
+    TimeCategory.COMPUTE: CategoryStyle.COMPUTE,
+    TimeCategory.RECOMPUTE: CategoryStyle.RECOMPUTE,
+    TimeCategory.OPTIMIZER: CategoryStyle.OPTIMIZER,
+    TimeCategory.LAUNCH: CategoryStyle.LAUNCH,
+    TimeCategory.SLOWED: CategoryStyle.SLOWED,
+    **{part: AXIS_STYLES[axis] for axis, part in EXPOSED_CATEGORIES.items()},
+    TimeCategory.BUBBLE_WARMUP: CategoryStyle.BUBBLE_WARM_UP,
+    TimeCategory.BUBBLE_STEADY: CategoryStyle.BUBBLE_STEADY,
+    TimeCategory.BUBBLE_COOLDOWN: CategoryStyle.BUBBLE_COOL_DOWN,
+    TimeCategory.WAIT: CategoryStyle.WAIT,
 }
 """The category of each part of the breakdown."""
-USE_LOOKS: Final[Mapping[Use, Category]] = {
-    **{use: Category[use.name] for use in Use if use.name in Category.__members__},
-    Use.OPTIMIZER: Category.OPTIMIZER_STATE,
-    Use.COMMUNICATION: Category.BUFFERS,
-    Use.CONTEXT: Category.CUDA_CONTEXT,
+MEMORY_CATEGORY_STYLES: Final[Mapping[Use, CategoryStyle]] = {
+    **{use: CategoryStyle[use.name] for use in Use if use.name in CategoryStyle.__members__},
+    Use.OPTIMIZER: CategoryStyle.OPTIMIZER_STATE,
+    Use.COMMUNICATION: CategoryStyle.BUFFERS,
+    Use.CONTEXT: CategoryStyle.CUDA_CONTEXT,
 }
 """The category of each use of memory."""
 
 
-def chunk_shade(colour: str, chunk: int, chunks: int) -> str:
+def chunk_shade(colour: str, chunk: int, chunk_count: int) -> str:
     """The shade of a model chunk: the first chunk has the colour itself, later ones are lighter.
 
     >>> chunk_shade("#0072B2", 0, 2), chunk_shade("#000000", 1, 2)
     ('#0072B2', '#8C8C8C')
     """
-    if chunk <= 0 or chunks <= 1:
+    if chunk <= 0 or chunk_count <= 1:
         return colour
-    lightness = 0.55 * min(1.0, chunk / (chunks - 1))
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (_WHITE - part) * lightness):02X}" for part in parts)
+    lightness = 0.55 * min(1.0, chunk / (chunk_count - 1))
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(channel + (_CHANNEL_MAX - channel) * lightness):02X}" for channel in channels)
 
 
-def text_colour(fill: str) -> str:
+def contrasting_text_colour(fill: str) -> str:
     """White on dark fills, black on light ones, by the relative luminance of WCAG 2.1.
 
     Equal contrast lies at a luminance of 0.18; saturated fills read better in white up to 0.3.
@@ -110,10 +110,10 @@ def text_colour(fill: str) -> str:
     >>> text_colour("#0072B2"), text_colour("#F0E442")
     ('#FFFFFF', '#000000')
     """
-    linear = [_linear(int(fill[i : i + 2], 16) / _WHITE) for i in (1, 3, 5)]
+    linear = [_linear_rgb(int(fill[i : i + 2], 16) / _CHANNEL_MAX) for i in (1, 3, 5)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#FFFFFF" if luminance < 0.3 else "#000000"
 
 
-def _linear(channel: float) -> float:
+def _linear_rgb(channel: float) -> float:
     return channel / 12.92 if channel <= 0.04045 else float(((channel + 0.055) / 1.055) ** 2.4)

@@ -17,155 +17,165 @@ from numpy.typing import NDArray
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Bytes
-from clustersim.report.figure import packed
-from clustersim.report.row_selection import shown_rows
-from clustersim.report.timeline_boxes import Boxes, boxes
-from clustersim.report.timeline_data import Kernels, Row, Timeline
+from clustersim.report.figure import compress_array
+from clustersim.report.row_selection import sample_rows
+from clustersim.report.timeline_boxes import TimelineBoxes, merge_spans
+from clustersim.report.timeline_data import KernelTemplates, PipelineTimeline, TimelineRow
 
-MOST_BOXES: Final = 200_000
-MOST_PIECES: Final = 50_000
-MOST_BYTES: Final = 9_500_000  # of packed arrays: with plotly.js (0.6) and the rest of a page well below 15 MB
-_TICKS: Final = 2**32 - 1
+MAX_BOXES: Final = 200_000
+MAX_PATH_SEGMENTS: Final = 50_000
+MAX_ARRAY_BYTES: Final = 9_500_000  # of packed arrays: with plotly.js (0.6) and the rest of a page well below 15 MB
+_MAX_TICK: Final = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Drawing:
+class TimelineDrawing:
     """A timeline made ready to draw.
 
     kernels: those in the file; chosen: the rows shown; place: [all rows] where each is drawn (-1: not shown); whole:
     seconds to the last end; inside: whether spans inside boxes are drawn.
     """
 
-    timeline: Timeline
-    kernels: Kernels
-    boxes: Boxes
-    chosen: IntArray
-    place: IntArray
-    whole: float
-    inside: bool
+    timeline: PipelineTimeline
+    kernels: KernelTemplates
+    boxes: TimelineBoxes
+    shown_rows: IntArray
+    row_positions: IntArray
+    end_seconds: float
+    has_spans_in_boxes: bool
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TimelineRow]:
         """The rows shown."""
-        return [self.timeline.rows[row] for row in self.chosen.tolist()]
+        return [self.timeline.rows[row] for row in self.shown_rows.tolist()]
 
     @property
-    def chunks(self) -> int:
+    def max_chunks(self) -> int:
         """How many model chunks a row holds at most."""
         return int(self.timeline.spans.chunk.max(initial=0)) + 1
 
     @property
-    def tick(self) -> float:
+    def tick_seconds(self) -> float:
         """Seconds of one tick."""
-        return self.whole / _TICKS
+        return self.end_seconds / _MAX_TICK
 
     @property
-    def looks(self) -> list[int]:
+    def visible_styles(self) -> list[int]:
         """The categories that can be seen at any zoom, by number; forward before backward."""
-        inside = [label.look for label in self.kernels.labels] if self.inside else []
-        lasting = self.boxes.category[self.boxes.end > self.boxes.start]
-        return sorted({*np.unique(lasting).tolist(), *inside})
+        inner_styles = [label.look for label in self.kernels.labels] if self.has_spans_in_boxes else []
+        box_styles = self.boxes.category[self.boxes.end > self.boxes.start]
+        return sorted({*np.unique(box_styles).tolist(), *inner_styles})
 
     @cached_property
     def arrays(self) -> dict[str, dict[str, str]]:
         """All arrays by the names that `assets/timeline.js` gives them."""
-        ends = {"ends": self._ticks(np.array(self.timeline.ends, dtype=np.float64))}
-        every: dict[str, NDArray[Any]] = {**self._boxes(), **self._inside(), **self._path(), **ends}
-        return {name: packed(array) for name, array in every.items()}
+        ends = {"ends": self._to_ticks(np.array(self.timeline.step_ends, dtype=np.float64))}
+        arrays: dict[str, NDArray[Any]] = {**self._box_arrays(), **self._inner_arrays(), **self._path_arrays(), **ends}
+        return {name: compress_array(array) for name, array in arrays.items()}
 
-    def _ticks(self, seconds: FloatArray) -> NDArray[np.uint32]:
-        share = seconds / self.whole if self.whole else np.zeros_like(seconds)
-        return np.rint(np.clip(share, 0.0, 1.0) * _TICKS).astype(np.uint32)
+    def _to_ticks(self, seconds: FloatArray) -> NDArray[np.uint32]:
+        share = seconds / self.end_seconds if self.end_seconds else np.zeros_like(seconds)
+        return np.rint(np.clip(share, 0.0, 1.0) * _MAX_TICK).astype(np.uint32)
 
-    def _boxes(self) -> dict[str, NDArray[Any]]:
-        spans, drawn, lead = self.timeline.spans, self.boxes, self.boxes.lead()
-        of_span = np.full(len(spans) + 1, -1)  # the last entry serves cause -1
-        of_span[drawn.order] = np.repeat(np.arange(len(drawn)), np.diff(drawn.first))
-        cause = of_span[spans.cause[lead]]
+    def _box_arrays(self) -> dict[str, NDArray[Any]]:
+        spans, boxes, first_span = self.timeline.spans, self.boxes, self.boxes.first_spans()
+        box_of_span = np.full(len(spans) + 1, -1)  # the last entry serves cause -1
+        box_of_span[boxes.order] = np.repeat(np.arange(len(boxes)), np.diff(boxes.first))
+        cause = box_of_span[spans.cause[first_span]]
 
-        def summed(values: FloatArray) -> NDArray[np.float32]:
+        def sum_by_box(values: FloatArray) -> NDArray[np.float32]:
             """Over the spans of each box."""
-            sums = np.add.reduceat(values[drawn.order], drawn.first[:-1]) if len(drawn) else values[:0]
+            sums = np.add.reduceat(values[boxes.order], boxes.first[:-1]) if len(boxes) else values[:0]
             return sums.astype(np.float32)
 
         return {
-            "row": narrowest(self.place[spans.row[lead]]),
-            "lane": narrowest(spans.lane[lead]),
-            "look": narrowest(drawn.category),
-            "microbatch": narrowest(spans.microbatch[lead]),
-            "chunk": narrowest(spans.chunk[lead]),
-            "start": self._ticks(drawn.start),
-            "end": self._ticks(drawn.end),
-            "waiting": self._ticks(spans.start[lead] - spans.waiting[lead]),
-            "cause": np.where(cause == np.arange(len(drawn)), -1, cause).astype(np.int32),
-            "name": narrowest(spans.name[lead]),
-            "detail": narrowest(spans.detail[lead]),
-            "bytes": summed(spans.bytes),
-            "waited": summed(spans.waited),
-            "slowed": summed(spans.slowed),
-            "first": drawn.first.astype(np.uint32),
+            "row": smallest_dtype(self.row_positions[spans.row[first_span]]),
+            "lane": smallest_dtype(spans.lane[first_span]),
+            "look": smallest_dtype(boxes.category),
+            "microbatch": smallest_dtype(spans.microbatch[first_span]),
+            "chunk": smallest_dtype(spans.chunk[first_span]),
+            "start": self._to_ticks(boxes.start),
+            "end": self._to_ticks(boxes.end),
+            "waiting": self._to_ticks(spans.start[first_span] - spans.waiting_since[first_span]),
+            "cause": np.where(cause == np.arange(len(boxes)), -1, cause).astype(np.int32),
+            "name": smallest_dtype(spans.name[first_span]),
+            "detail": smallest_dtype(spans.detail[first_span]),
+            "bytes": sum_by_box(spans.bytes),
+            "waited": sum_by_box(spans.waited),
+            "slowed": sum_by_box(spans.slowed),
+            "first": boxes.first.astype(np.uint32),
         }
 
-    def _inside(self) -> dict[str, NDArray[Any]]:
+    def _inner_arrays(self) -> dict[str, NDArray[Any]]:
         """Spans and their kernels; nothing of spans where boxes are more than passes."""
         spans, kernels = self.timeline.spans, self.kernels
-        order = self.boxes.order if self.inside else self.boxes.order[:0]
+        order = self.boxes.order if self.has_spans_in_boxes else self.boxes.order[:0]
         return {
             "template": kernels.template[order].astype(np.int32),
-            "spanStart": self._ticks(spans.start[order]),
-            "spanEnd": self._ticks(spans.end[order]),
-            "spanLook": narrowest(spans.category[order]),
+            "spanStart": self._to_ticks(spans.start[order]),
+            "spanEnd": self._to_ticks(spans.end[order]),
+            "spanLook": smallest_dtype(spans.category[order]),
             "templateFirst": kernels.first.astype(np.uint32),
-            "label": narrowest(kernels.label),
+            "label": smallest_dtype(kernels.label),
             "gap": kernels.gap.astype(np.float32),
             "duration": kernels.duration.astype(np.float32),
         }
 
-    def _path(self) -> dict[str, NDArray[Any]]:
+    def _path_arrays(self) -> dict[str, NDArray[Any]]:
         """The path's shown pieces, those that touch in one row joined, the shortest left out if they are too many."""
         path = self.timeline.path
-        keep = np.flatnonzero(self.place[path.row] >= 0)
-        row, lane, start, end = self.place[path.row[keep]], path.lane[keep], path.start[keep], path.end[keep]
-        follows = path.follows[keep] & (np.diff(keep, prepend=-1) == 1)
-        away = (np.diff(row, prepend=-1) != 0) | (np.diff(lane, prepend=-1) != 0)
-        first = np.flatnonzero(~follows | away | (start - np.append(start[:1], end[:-1]) > 1e-6 * self.whole))
+        keep = np.flatnonzero(self.row_positions[path.row] >= 0)
+        row, lane, start, end = self.row_positions[path.row[keep]], path.lane[keep], path.start[keep], path.end[keep]
+        follows = path.is_connected[keep] & (np.diff(keep, prepend=-1) == 1)
+        changes_lane = (np.diff(row, prepend=-1) != 0) | (np.diff(lane, prepend=-1) != 0)
+        first = np.flatnonzero(
+            ~follows | changes_lane | (start - np.append(start[:1], end[:-1]) > 1e-6 * self.end_seconds)
+        )
         ends = np.append(end[first[1:] - 1], end[-1:])
-        longest = np.sort(np.argsort(start[first] - ends, kind="stable")[:MOST_PIECES])
+        longest = np.sort(np.argsort(start[first] - ends, kind="stable")[:MAX_PATH_SEGMENTS])
         first, ends = first[longest], ends[longest]
         return {
-            "pathRow": narrowest(row[first]),
-            "pathLane": narrowest(lane[first]),
-            "pathStart": self._ticks(start[first]),
-            "pathEnd": self._ticks(ends),
+            "pathRow": smallest_dtype(row[first]),
+            "pathLane": smallest_dtype(lane[first]),
+            "pathStart": self._to_ticks(start[first]),
+            "pathEnd": self._to_ticks(ends),
             "pathFollows": follows[first].astype(np.uint8),
         }
 
 
-def drawing(timeline: Timeline, most: Bytes = MOST_BYTES) -> Drawing:
+def build_drawing(timeline: PipelineTimeline, max_bytes: Bytes = MAX_ARRAY_BYTES) -> TimelineDrawing:
     """Choose rows and join spans to boxes, each with its neighbours where there are too many for so many bytes."""
-    rows = shown_rows(len(timeline.rows))
-    place = np.full(len(timeline.rows), -1)
-    place[rows] = np.arange(len(rows))
-    whole = float(timeline.spans.end.max(initial=0.0))
-    for kernels, many, inside in _attempts(timeline.kernels):
-        joined = boxes(timeline.spans, rows, by_action=len(timeline.rows) > 1, most=many)
-        drawn = Drawing(timeline, kernels, joined, rows, place, whole, inside and not joined.bin)
-        if sum(len(array["z"]) for array in drawn.arrays.values()) <= most:
+    rows = sample_rows(len(timeline.rows))
+    positions = np.full(len(timeline.rows), -1)
+    positions[rows] = np.arange(len(rows))
+    end_seconds = float(timeline.spans.end.max(initial=0.0))
+    for kernels, max_boxes, with_inner_spans in _reduction_levels(timeline.kernels):
+        merged_boxes = merge_spans(timeline.spans, rows, by_action=len(timeline.rows) > 1, max_boxes=max_boxes)
+        candidate = TimelineDrawing(
+            timeline,
+            kernels,
+            merged_boxes,
+            rows,
+            positions,
+            end_seconds,
+            with_inner_spans and not merged_boxes.bin_seconds,
+        )
+        if sum(len(array["z"]) for array in candidate.arrays.values()) <= max_bytes:
             break
-    return drawn
+    return candidate
 
 
-def _attempts(kernels: Kernels) -> Iterator[tuple[Kernels, int, bool]]:
+def _reduction_levels(kernels: KernelTemplates) -> Iterator[tuple[KernelTemplates, int, bool]]:
     """What to try, the most that can be seen first: with kernels, without, without spans inside, ever fewer boxes."""
-    known = int(np.count_nonzero(kernels.template >= 0))
-    bare = Kernels.none(len(kernels.template), known + kernels.left_out)
-    yield kernels, MOST_BOXES, True
-    yield bare, MOST_BOXES, True
-    for halved in range(MOST_BOXES.bit_length() - 1):
-        yield bare, MOST_BOXES >> halved, False
+    templated_count = int(np.count_nonzero(kernels.template >= 0))
+    no_kernels = KernelTemplates.empty(len(kernels.template), templated_count + kernels.omitted_spans)
+    yield kernels, MAX_BOXES, True
+    yield no_kernels, MAX_BOXES, True
+    for halvings in range(MAX_BOXES.bit_length() - 1):
+        yield no_kernels, MAX_BOXES >> halvings, False
 
 
-def narrowest(values: IntArray) -> NDArray[Any]:
+def smallest_dtype(values: IntArray) -> NDArray[Any]:
     """The same integers in the smallest type that JavaScript has an array of, and of those with a sign no byte.
 
     >>> narrowest(np.array([0, 200])).dtype, narrowest(np.array([-1, 200])).dtype

@@ -13,15 +13,15 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.report.theme import CATEGORIES
-from clustersim.report.timeline_data import Spans
+from clustersim.report.theme import CATEGORY_STYLES
+from clustersim.report.timeline_data import TimelineSpans
 
-_FINEST_BIN: Final = 2.0**-20  # of the drawn time
-_TOUCH: Final = 1e-9  # of the drawn time: rounding, not a gap
+_MIN_BIN_FRACTION: Final = 2.0**-20  # of the drawn time
+_GAP_TOLERANCE: Final = 1e-9  # of the drawn time: rounding, not a gap
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
+class TimelineBoxes:
     """Boxes over spans.
 
     order: span numbers, box after box; first: [boxes + 1] offsets into `order`; category: [boxes]; start, end: [boxes]
@@ -33,58 +33,62 @@ class Boxes:
     category: IntArray
     start: FloatArray
     end: FloatArray
-    bin: Seconds
+    bin_seconds: Seconds
 
     def __len__(self) -> int:
         return len(self.category)
 
-    def lead(self) -> IntArray:
+    def first_spans(self) -> IntArray:
         """The first span of every box."""
         return self.order[self.first[:-1]]
 
 
-def boxes(spans: Spans, rows: IntArray, *, by_action: bool, most: int) -> Boxes:
+def merge_spans(spans: TimelineSpans, rows: IntArray, *, by_action: bool, max_boxes: int) -> TimelineBoxes:
     """At most `most` boxes that stand for all spans of these rows; by_action: join the pieces of one action."""
-    whole = float(spans.end.max(initial=0.0))
+    end_seconds = float(spans.end.max(initial=0.0))
     order = np.lexsort((spans.end, spans.start, spans.lane, spans.row))
     order = order[np.isin(spans.row[order], rows)]
-    new = _new_action(spans, order, _TOUCH * whole) if by_action else np.ones(len(order), dtype=np.bool_)
-    width = 0.0
-    while np.count_nonzero(new) > most and width < whole:
-        width = width * 2 if width else whole * _FINEST_BIN
-        new = _new_bin(spans, order, width)
-    return _gathered(spans, order, new, width)
+    starts_box = (
+        _action_starts(spans, order, _GAP_TOLERANCE * end_seconds) if by_action else np.ones(len(order), dtype=np.bool_)
+    )
+    bin_seconds = 0.0
+    while np.count_nonzero(starts_box) > max_boxes and bin_seconds < end_seconds:
+        bin_seconds = bin_seconds * 2 if bin_seconds else end_seconds * _MIN_BIN_FRACTION
+        starts_box = _bin_starts(spans, order, bin_seconds)
+    return _build_boxes(spans, order, starts_box, bin_seconds)
 
 
 def _changes(*columns: IntArray) -> BoolArray:
-    different: BoolArray = np.any([np.diff(column, prepend=column[:1] - 1) != 0 for column in columns], axis=0)
-    return different
+    changed: BoolArray = np.any([np.diff(column, prepend=column[:1] - 1) != 0 for column in columns], axis=0)
+    return changed
 
 
-def _new_action(spans: Spans, order: IntArray, touch: float) -> BoolArray:
+def _action_starts(spans: TimelineSpans, order: IntArray, tolerance: float) -> BoolArray:
     keys = (spans.row, spans.lane, spans.category, spans.microbatch, spans.chunk)
     start, end = spans.start[order], spans.end[order]
-    gap = start - np.append(start[:1], end[:-1]) > touch
-    alone = (spans.lane[order] > 0) | (spans.microbatch[order] < 0)
-    return _changes(*(key[order] for key in keys)) | gap | alone
+    has_gap = start - np.append(start[:1], end[:-1]) > tolerance
+    is_separate = (spans.lane[order] > 0) | (spans.microbatch[order] < 0)
+    return _changes(*(key[order] for key in keys)) | has_gap | is_separate
 
 
-def _new_bin(spans: Spans, order: IntArray, width: float) -> BoolArray:
-    bin_ = np.floor(spans.start[order] / width).astype(np.int64)
-    long = (spans.end - spans.start)[order] >= width
-    alone = np.where(long, np.arange(1, len(order) + 1), 0)
-    return _changes(spans.row[order], spans.lane[order], bin_, alone)
+def _bin_starts(spans: TimelineSpans, order: IntArray, bin_seconds: float) -> BoolArray:
+    bin_index = np.floor(spans.start[order] / bin_seconds).astype(np.int64)
+    is_long = (spans.end - spans.start)[order] >= bin_seconds
+    long_span_id = np.where(is_long, np.arange(1, len(order) + 1), 0)
+    return _changes(spans.row[order], spans.lane[order], bin_index, long_span_id)
 
 
-def _gathered(spans: Spans, order: IntArray, new: BoolArray, width: float) -> Boxes:
-    begins = np.flatnonzero(new)
-    weight = np.zeros((len(begins), len(CATEGORIES)))
-    np.add.at(weight, (np.cumsum(new) - 1, spans.category[order]), (spans.end - spans.start)[order])
-    return Boxes(
+def _build_boxes(spans: TimelineSpans, order: IntArray, starts_box: BoolArray, bin_seconds: float) -> TimelineBoxes:
+    box_starts = np.flatnonzero(starts_box)
+    seconds_by_category = np.zeros((len(box_starts), len(CATEGORY_STYLES)))
+    np.add.at(seconds_by_category, (np.cumsum(starts_box) - 1, spans.category[order]), (spans.end - spans.start)[order])
+    return TimelineBoxes(
         order=order,
-        first=np.append(begins, len(order)),
-        category=np.where(weight.any(axis=1), weight.argmax(axis=1), spans.category[order[begins]]),
-        start=np.minimum.reduceat(spans.start[order], begins) if len(begins) else np.zeros(0),
-        end=np.maximum.reduceat(spans.end[order], begins) if len(begins) else np.zeros(0),
-        bin=width,
+        first=np.append(box_starts, len(order)),
+        category=np.where(
+            seconds_by_category.any(axis=1), seconds_by_category.argmax(axis=1), spans.category[order[box_starts]]
+        ),
+        start=np.minimum.reduceat(spans.start[order], box_starts) if len(box_starts) else np.zeros(0),
+        end=np.maximum.reduceat(spans.end[order], box_starts) if len(box_starts) else np.zeros(0),
+        bin_seconds=bin_seconds,
     )

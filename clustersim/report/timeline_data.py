@@ -13,7 +13,7 @@ from clustersim.common.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """One line of the timeline: a pipeline rank, shown by one rank that stands for `stands_for` ranks.
 
     told: what tells it from other rows of its pipeline rank, empty if there are none.
@@ -22,17 +22,17 @@ class Row:
     label: str
     short: str
     rank: int
-    stands_for: int = 1
-    told: str = ""
+    represented_count: int = 1
+    qualifier: str = ""
 
     @property
     def title(self) -> str:
         """The label, and the rank where that alone is not enough."""
-        return f"{self.label}, {self.told}" if self.told else self.label
+        return f"{self.label}, {self.qualifier}" if self.qualifier else self.label
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class TimelineSpans:
     """Columns of one length n.
 
     row: index into the timeline's rows; lane: index into its lanes; category: index into theme.CATEGORIES;
@@ -48,7 +48,7 @@ class Spans:
     category: IntArray
     microbatch: IntArray
     chunk: IntArray
-    waiting: FloatArray
+    waiting_since: FloatArray
     start: FloatArray
     end: FloatArray
     bytes: FloatArray
@@ -58,7 +58,7 @@ class Spans:
     waited: FloatArray
     slowed: FloatArray
     texts: tuple[str, ...]
-    per_step: int = 0
+    microbatches_per_step: int = 0
 
     def __len__(self) -> int:
         return len(self.row)
@@ -81,7 +81,7 @@ class KernelLabel:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class KernelTemplates:
     """What runs inside spans. Runs of one block are mostly equal, so spans refer to templates.
 
     template: [spans] number of a template, -1 where nothing is known; first: [templates + 1] where each begins in
@@ -95,17 +95,19 @@ class Kernels:
     gap: FloatArray
     duration: FloatArray
     labels: tuple[KernelLabel, ...]
-    left_out: int = 0
+    omitted_spans: int = 0
 
     @classmethod
-    def none(cls, spans: int, left_out: int = 0) -> Self:
+    def empty(cls, span_count: int, omitted_spans: int = 0) -> Self:
         """Nothing inside so many spans."""
-        number, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return cls(np.full(spans, -1), np.zeros(1, dtype=np.int64), number, real, real, (), left_out)
+        no_ids, no_seconds = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return cls(
+            np.full(span_count, -1), np.zeros(1, dtype=np.int64), no_ids, no_seconds, no_seconds, (), omitted_spans
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class TimelinePath:
     """The critical path: pieces in order of time, each in a row and a lane. Columns of one length.
 
     follows: whether the piece before is the one that the path came from, and not one on a rank that is not shown.
@@ -115,28 +117,28 @@ class Path:
     lane: IntArray
     start: FloatArray
     end: FloatArray
-    follows: BoolArray
+    is_connected: BoolArray
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of it is shown."""
-        return bool(self.follows.all())
+        return bool(self.is_connected.all())
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class PipelineTimeline:
     """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
 
     row_word: what a row is called; row_note: what must be said of that, if anything; ends: seconds at which steps end
     that another one follows; of_rows: of how many rows these were chosen, 0 for all.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
     lanes: tuple[str, ...]
-    spans: Spans
-    path: Path
-    kernels: Kernels
-    row_word: str = "stage"
+    spans: TimelineSpans
+    path: TimelinePath
+    kernels: KernelTemplates
+    row_type: str = "stage"
     row_note: str = ""
-    ends: tuple[Seconds, ...] = ()
-    of_rows: int = 0
+    step_ends: tuple[Seconds, ...] = ()
+    candidate_row_count: int = 0

@@ -16,18 +16,18 @@ from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Seconds
 from clustersim.program.program import Program
 from clustersim.program.task import ComputeTask
-from clustersim.results.link_loads import Sender
-from clustersim.results.link_volumes import Volumes
+from clustersim.results.link_loads import TrafficSource
+from clustersim.results.link_volumes import VolumeModel
 from clustersim.results.step_times import step_times
-from clustersim.results.trace_table import Rows
+from clustersim.results.trace_table import TraceTable
 from clustersim.trace.trace import OperationSpans, Trace
 
-ROUNDING: Final = 1e-9
+TIME_TOLERANCE: Final = 1e-9
 """Part of a time by which two may differ that are equal but for rounding."""
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbour(FieldPickling):
+class CoLocatedJob(FieldPickling):
     """Another job. start: when it began; until: when the job that is asked about was done, on the same clock.
 
     rows, operations, volumes: as of that job; alone: [steps] seconds of its steps with nobody beside it.
@@ -35,61 +35,63 @@ class Neighbour(FieldPickling):
 
     name: str
     start: Seconds
-    until: Seconds
-    rows: Rows
-    operations: Callable[[int], OperationSpans]
-    volumes: Volumes
-    alone: FloatArray
+    main_job_end: Seconds
+    trace_table: TraceTable
+    operation_spans: Callable[[int], OperationSpans]
+    volumes: VolumeModel
+    isolated_step_times: FloatArray
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         """How many GPUs it has."""
-        return self.rows.program.world_size
+        return self.trace_table.program.world_size
 
     @cached_property
-    def _steps(self) -> FloatArray:
-        return step_times(self.rows, self.start)
+    def _all_step_times(self) -> FloatArray:
+        return step_times(self.trace_table, self.start)
 
     @property
-    def ended(self) -> int:
+    def ended_steps(self) -> int:
         """How many of its steps ended in time."""
-        return int(np.count_nonzero(self.start + np.cumsum(self._steps) <= self.until * (1.0 + ROUNDING)))
+        return int(
+            np.count_nonzero(self.start + np.cumsum(self._all_step_times) <= self.main_job_end * (1.0 + TIME_TOLERANCE))
+        )
 
     @property
     def step_times(self) -> FloatArray:
         """Seconds of those steps; of the first one, where none did."""
-        return self._steps[: max(self.ended, 1)]
+        return self._all_step_times[: max(self.ended_steps, 1)]
 
     @property
-    def longer(self) -> float:
+    def slowdown(self) -> float:
         """By which part its steps take longer than alone."""
-        return float(self.step_times.sum() / self.alone.sum()) - 1.0
+        return float(self.step_times.sum() / self.isolated_step_times.sum()) - 1.0
 
     @property
-    def sender(self) -> Sender:
+    def traffic_source(self) -> TrafficSource:
         """What it sends."""
-        return Sender(self.rows, self.volumes, self.operations)
+        return TrafficSource(self.trace_table, self.volumes, self.operation_spans)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
             "name": self.name,
-            "ranks": self.ranks,
+            "ranks": self.rank_count,
             "start_s": self.start,
-            "steps_ended": self.ended,
+            "steps_ended": self.ended_steps,
             "step_times_s": self.step_times.tolist(),
-            "step_times_alone_s": self.alone.tolist(),
+            "step_times_alone_s": self.isolated_step_times.tolist(),
         }
 
 
-def lasts(trace: Trace, program: Program) -> Seconds:
+def last_full_load_time(trace: Trace, program: Program) -> Seconds:
     """Until when no rank of a job has wanted for a further step: until the first is done with all that it computes."""
-    computes = [
+    is_compute = [
         np.array([isinstance(task, ComputeTask) for task in rank_program.tasks]) for rank_program in program.programs
     ]
     ends: list[float] = []
     for rank in trace.simulated_ranks.tolist():
         rows = trace.rank_events(rank)
-        own = rows[computes[int(program.program_index[rank])][trace.task[rows]]]
-        ends.append(float(trace.end[own].max()))
+        compute_events = rows[is_compute[int(program.program_index[rank])][trace.task[rows]]]
+        ends.append(float(trace.end[compute_events].max()))
     return min(ends)

@@ -14,63 +14,77 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.results.time_breakdown import run_parts
-from clustersim.results.time_categories import PARTS, Part
-from clustersim.results.trace_table import Rows, TimingOf, block_runs
+from clustersim.results.time_breakdown import segment_category_seconds
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
+from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, sum_segment_runs
 from clustersim.trace.trace import Trace
 
 
-def critical_path(trace: Trace) -> IntArray:
+def find_critical_path(trace: Trace) -> IntArray:
     """Rows of the chain that ends last, from first to last. Of rows that end equally late, the first one counts."""
     if len(trace) == 0:
         return np.empty(0, dtype=np.int64)
-    path = [int(trace.end.argmax())]
-    while len(path) < 2 * len(trace):
-        leader = int(trace.blocking_event[path[-1]])
-        if leader != path[-1]:
-            path.append(leader)
-        if (cause := int(trace.critical_predecessor[leader])) < 0:
+    path_events = [int(trace.end.argmax())]
+    while len(path_events) < 2 * len(trace):
+        blocking_event = int(trace.blocking_event[path_events[-1]])
+        if blocking_event != path_events[-1]:
+            path_events.append(blocking_event)
+        if (predecessor := int(trace.critical_predecessor[blocking_event])) < 0:
             break
-        path.append(cause)
-    return np.array(path[::-1], dtype=np.int64)
+        path_events.append(predecessor)
+    return np.array(path_events[::-1], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
+class PathTimes:
     """The path's rows with, of each, when the one before it ended, when the row itself began, and when it ended."""
 
-    row: IntArray
-    before: FloatArray
+    events: IntArray
+    previous_end: FloatArray
     begin: FloatArray
     end: FloatArray
 
     @classmethod
-    def of(cls, trace: Trace, row: IntArray) -> Self:
+    def from_events(cls, trace: Trace, events: IntArray) -> Self:
         """From rows of the trace, first to last."""
-        end = trace.end[row]
-        leads = (trace.blocking_event[row[1:]] == row[:-1]) & (row[1:] != row[:-1])
-        end[:-1][leads] = np.minimum(end[:-1], end[1:])[leads]  # what a leader does after those it led is off the path
+        end = trace.end[events]
+        is_blocking = (trace.blocking_event[events[1:]] == events[:-1]) & (events[1:] != events[:-1])
+        end[:-1][is_blocking] = np.minimum(end[:-1], end[1:])[
+            is_blocking
+        ]  # what a leader does after those it led is off the path
         end = np.maximum.accumulate(end)
-        before = np.concatenate(([0.0], end))[: len(row)]
-        return cls(row, before, np.clip(trace.start[row], before, end), end)
+        previous_end = np.concatenate(([0.0], end))[: len(events)]
+        return cls(events, previous_end, np.clip(trace.start[events], previous_end, end), end)
 
 
-def path_parts(rows: Rows, course: Course, timing_of: TimingOf) -> FloatArray:
+def path_category_seconds(table: TraceTable, path_times: PathTimes, segment_timing: SegmentTimingLookup) -> FloatArray:
     """Seconds of the path by the program of the rank that it was on, summing to the makespan: [kinds, parts].
 
     Blocks count by their operations, messages and collectives as exposed, time between rows of the path as wait.
     """
-    parts = np.zeros((len(rows.program.programs), len(PARTS)))
-    runs = block_runs(rows, course.row, course.end - course.begin)
-    np.add.at(parts, rows.program.program_index[rows.ranks[runs.owner]], run_parts(rows, runs, timing_of))
-    kind, part = rows.program.program_index[rows.trace.rank[course.row]], rows.tasks.part[rows.entry[course.row]]
-    moves = part >= 0
-    np.add.at(parts, (kind[moves], part[moves]), (course.end - course.begin)[moves])
-    np.add.at(parts[:, Part.WAIT.place], kind, course.begin - course.before)
-    return parts
+    seconds = np.zeros((len(table.program.programs), len(TIME_CATEGORIES)))
+    totals = sum_segment_runs(table, path_times.events, path_times.end - path_times.begin)
+    np.add.at(
+        seconds,
+        table.program.program_index[table.ranks[totals.rank_class]],
+        segment_category_seconds(table, totals, segment_timing),
+    )
+    program_index, category = (
+        table.program.program_index[table.trace.rank[path_times.events]],
+        table.tasks.category[table.entry[path_times.events]],
+    )
+    is_comm = category >= 0
+    np.add.at(seconds, (program_index[is_comm], category[is_comm]), (path_times.end - path_times.begin)[is_comm])
+    np.add.at(seconds[:, TimeCategory.WAIT.index], program_index, path_times.begin - path_times.previous_end)
+    return seconds
 
 
-def path_summary(rows: Rows, timing_of: TimingOf) -> dict[str, Seconds]:
+def path_category_totals(table: TraceTable, segment_timing: SegmentTimingLookup) -> dict[str, Seconds]:
     """Seconds of the critical path by part, summing to the makespan; of several steps: to the mean step time."""
-    seconds = path_parts(rows, Course.of(rows.trace, critical_path(rows.trace)), timing_of).sum(axis=0)
-    return {part.value: float(value) / rows.steps for part, value in zip(PARTS, seconds, strict=True)}
+    seconds = path_category_seconds(
+        table, PathTimes.from_events(table.trace, find_critical_path(table.trace)), segment_timing
+    ).sum(axis=0)
+    return {
+        category.value: float(value) / table.step_count
+        for category, value in zip(TIME_CATEGORIES, seconds, strict=True)
+    }

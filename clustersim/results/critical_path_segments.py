@@ -16,36 +16,36 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.program.action import ActionKind
 from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask, Task
-from clustersim.results.critical_path import Course, path_parts
-from clustersim.results.time_breakdown import run_parts
-from clustersim.results.time_categories import Part
-from clustersim.results.trace_table import BlockRuns, Rows, TimingOf, contention_parts
+from clustersim.results.critical_path import PathTimes, path_category_seconds
+from clustersim.results.time_breakdown import segment_category_seconds
+from clustersim.results.time_categories import TimeCategory
+from clustersim.results.trace_table import SegmentRunTotals, SegmentTimingLookup, TraceTable, contention_by_category
 
-_Number = TypeVar("_Number", np.int64, np.float64)
-InTime = tuple[IntArray, FloatArray, FloatArray]
+_NumberT = TypeVar("_NumberT", np.int64, np.float64)
+TimeRuns = tuple[IntArray, FloatArray, FloatArray]
 """Values in order of time, equal neighbours together, each with its start and its end in seconds."""
 
 
-class Arrival(Enum):
+class PathLink(Enum):
     """How the path came to a piece."""
 
     BEGINNING = "beginning"
     MESSAGE = "message"  # the rank waited for a message
     GROUP = "group"  # it waited for the last member of a collective
-    BLOCK = "block"  # the ranks met inside a block
+    SEGMENT = "block"  # the ranks met inside a block
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class MicrobatchRange:
     """Actions of one kind in a piece: the least and the greatest microbatch, counted through all steps."""
 
     kind: ActionKind
-    first: int
-    last: int
+    first_microbatch: int
+    last_microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PathSection:
     """A piece: on which rank, from when to when, how the path came to it, and what the rank did.
 
     kind: the rank's program; passes: by kind of action; others: names of its other blocks and of collectives; both in
@@ -53,12 +53,12 @@ class Piece:
     """
 
     rank: int
-    kind: int
+    program_index: int
     start: Seconds
     end: Seconds
-    arrival: Arrival
-    passes: tuple[Passes, ...]
-    others: tuple[str, ...]
+    link: PathLink
+    passes: tuple[MicrobatchRange, ...]
+    other_names: tuple[str, ...]
 
     @property
     def seconds(self) -> Seconds:
@@ -67,132 +67,156 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Legs:
+class PathIntervals:
     """The path cut where its rank or what takes most of a row changes; columns of one length, from 0 to the makespan.
 
     kind: program of the rank; part: place of the part.
     """
 
     rank: IntArray
-    kind: IntArray
-    part: IntArray
+    program_index: IntArray
+    category: IntArray
     start: FloatArray
     end: FloatArray
 
-    def parts_in_time(self, bins: int) -> InTime:
+    def categories_over_time(self, bin_count: int) -> TimeRuns:
         """The part that takes most of each of so many equal times."""
-        present, lasting = np.unique(self.part), self.end - self.start
-        edges = np.linspace(0.0, float(self.end.max(initial=0.0)), bins + 1)
+        present, durations = np.unique(self.category), self.end - self.start
+        edges = np.linspace(0.0, float(self.end.max(initial=0.0)), bin_count + 1)
         knots = np.append(0.0, self.end)
-        spent = [np.append(0.0, np.cumsum(np.where(self.part == part, lasting, 0.0))) for part in present]
-        most = present[np.array([np.diff(np.interp(edges, knots, array)) for array in spent]).argmax(axis=0)]
-        return _joined(most, edges)
+        spent = [np.append(0.0, np.cumsum(np.where(self.category == category, durations, 0.0))) for category in present]
+        dominant = present[np.array([np.diff(np.interp(edges, knots, array)) for array in spent]).argmax(axis=0)]
+        return _run_length_encode(dominant, edges)
 
-    def kinds_in_time(self, most: int) -> InTime:
+    def programs_over_time(self, max_runs: int) -> TimeRuns:
         """The program of each leg; of more than `most` legs those in the middle of as many equal times."""
-        if len(self.kind) <= most:
-            return _joined(self.kind, np.append(self.start, self.end[-1:]))
-        edges = np.linspace(0.0, float(self.end[-1]), most + 1)
-        met = np.minimum(np.searchsorted(self.end, (edges[1:] + edges[:-1]) / 2), len(self.kind) - 1)
-        return _joined(self.kind[met], edges)
+        if len(self.program_index) <= max_runs:
+            return _run_length_encode(self.program_index, np.append(self.start, self.end[-1:]))
+        edges = np.linspace(0.0, float(self.end[-1]), max_runs + 1)
+        sampled = np.minimum(np.searchsorted(self.end, (edges[1:] + edges[:-1]) / 2), len(self.program_index) - 1)
+        return _run_length_encode(self.program_index[sampled], edges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PathPieces:
+class CriticalPathSections:
     """The critical path of all steps. parts: [kinds, parts] its seconds by the program of the rank that it was on."""
 
-    pieces: tuple[Piece, ...]
-    parts: FloatArray
-    legs: Legs
+    sections: tuple[PathSection, ...]
+    category_seconds: FloatArray
+    intervals: PathIntervals
 
     @property
     def seconds(self) -> Seconds:
         """The whole path, which is the makespan."""
-        return float(self.legs.end.max(initial=0.0))
+        return float(self.intervals.end.max(initial=0.0))
 
 
-def path_pieces(rows: Rows, path: IntArray, timing_of: TimingOf) -> PathPieces:
-    """Cut the critical path into pieces. path: rows of the trace, first to last, as by `critical_path`."""
-    course = Course.of(rows.trace, path)
-    bounds = np.flatnonzero(np.diff(rows.trace.rank[path], prepend=-1)).tolist()
-    pieces = tuple(_piece(rows, course, item) for item in map(slice, bounds, [*bounds[1:], len(path)]))
-    return PathPieces(pieces, path_parts(rows, course, timing_of), _legs(rows, course, timing_of))
-
-
-def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
-    """The place of the part that takes most of each row."""
-    trace, part = rows.trace, rows.tasks.part[rows.entry[row]].copy()
-    blocks = np.flatnonzero(part < 0)
-    run = row[blocks]
-    full = trace.end[run] - trace.start[run]
-    exposed, hidden = contention_parts(rows, run, np.arange(len(run)), len(run))
-    each = BlockRuns(
-        owner=rows.owner[run], block=rows.block[run], seconds=full, full=full, waited=trace.waited[run],
-        slowed=trace.slowed[run], exposed=exposed, hidden=hidden, runs=np.ones(len(run), dtype=np.int64),
-    )  # fmt: skip
-    part[blocks] = run_parts(rows, each, timing_of).argmax(axis=1)
-    return part
-
-
-def _legs(rows: Rows, course: Course, timing_of: TimingOf) -> Legs:
-    """Rows, and the waits before them, joined while rank and part stay the same."""
-    waits = np.full(len(course.row), Part.WAIT.place)
-    start, end = _paired(course.before, course.begin), _paired(course.begin, course.end)
-    part, rank = _paired(waits, _most(rows, course.row, timing_of)), np.repeat(rows.trace.rank[course.row], 2)
-    kept = end > start
-    start, end, part, rank = start[kept], end[kept], part[kept], rank[kept]
-    first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(part, prepend=-1) != 0))
-    last = np.append(first[1:], len(rank))[: len(first)] - 1
-    return Legs(rank[first], rows.program.program_index[rank[first]], part[first], start[first], end[last])
-
-
-def _joined(values: IntArray, edges: FloatArray) -> InTime:
-    """Values between edges, equal neighbours together."""
-    first = np.flatnonzero(np.diff(values, prepend=-1))
-    return values[first], edges[first], np.append(edges[first[1:]], edges[-1:])
-
-
-def _paired(some: NDArray[_Number], others: NDArray[_Number]) -> NDArray[_Number]:
-    """One of some, one of the others, in turn."""
-    return np.stack((some, others), axis=1).ravel()
-
-
-def _arrival(rows: Rows, path: IntArray, place: int) -> Arrival:
-    """How the path came from the row before to the one at a place."""
-    if place == 0:
-        return Arrival.BEGINNING
-    task = _task(rows, path[place])
-    if isinstance(task, ReceiveTask | SendTask):
-        return Arrival.MESSAGE
-    return (
-        Arrival.BLOCK
-        if isinstance(task, ComputeTask) and rows.trace.blocking_event[path[place]] == path[place - 1]
-        else Arrival.GROUP
+def split_critical_path(
+    table: TraceTable, path_events: IntArray, segment_timing: SegmentTimingLookup
+) -> CriticalPathSections:
+    """Cut the critical path into pieces. path: rows of the trace, first to last, as by `find_critical_path`."""
+    path_times = PathTimes.from_events(table.trace, path_events)
+    bounds = np.flatnonzero(np.diff(table.trace.rank[path_events], prepend=-1)).tolist()
+    sections = tuple(
+        _build_section(table, path_times, item) for item in map(slice, bounds, [*bounds[1:], len(path_events)])
+    )
+    return CriticalPathSections(
+        sections,
+        path_category_seconds(table, path_times, segment_timing),
+        _path_intervals(table, path_times, segment_timing),
     )
 
 
-def _piece(rows: Rows, course: Course, which: slice) -> Piece:
-    passes: dict[ActionKind, Passes] = {}
-    others: dict[str, None] = {}
-    for row in course.row[which][(course.end > course.before)[which]].tolist():
-        task = _task(rows, row)
+def _dominant_categories(table: TraceTable, events: IntArray, segment_timing: SegmentTimingLookup) -> IntArray:
+    """The place of the part that takes most of each row."""
+    trace, category = table.trace, table.tasks.category[table.entry[events]].copy()
+    segment_positions = np.flatnonzero(category < 0)
+    segment_events = events[segment_positions]
+    durations = trace.end[segment_events] - trace.start[segment_events]
+    exposed_delay, hidden_delay = contention_by_category(
+        table, segment_events, np.arange(len(segment_events)), len(segment_events)
+    )
+    totals = SegmentRunTotals(
+        rank_class=table.rank_class[segment_events], segment=table.segment_index[segment_events], counted_seconds=durations, full_seconds=durations, waited=trace.waited[segment_events],
+        slowed=trace.slowed[segment_events], exposed_delay=exposed_delay, hidden_delay=hidden_delay, run_count=np.ones(len(segment_events), dtype=np.int64),
+    )  # fmt: skip
+    category[segment_positions] = segment_category_seconds(table, totals, segment_timing).argmax(axis=1)
+    return category
+
+
+def _path_intervals(table: TraceTable, path_times: PathTimes, segment_timing: SegmentTimingLookup) -> PathIntervals:
+    """Rows, and the waits before them, joined while rank and part stay the same."""
+    wait_category = np.full(len(path_times.events), TimeCategory.WAIT.index)
+    start, end = _alternate(path_times.previous_end, path_times.begin), _alternate(path_times.begin, path_times.end)
+    category, rank = (
+        _alternate(wait_category, _dominant_categories(table, path_times.events, segment_timing)),
+        np.repeat(table.trace.rank[path_times.events], 2),
+    )
+    is_positive = end > start
+    start, end, category, rank = start[is_positive], end[is_positive], category[is_positive], rank[is_positive]
+    first_index = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(category, prepend=-1) != 0))
+    last_index = np.append(first_index[1:], len(rank))[: len(first_index)] - 1
+    return PathIntervals(
+        rank[first_index],
+        table.program.program_index[rank[first_index]],
+        category[first_index],
+        start[first_index],
+        end[last_index],
+    )
+
+
+def _run_length_encode(values: IntArray, edges: FloatArray) -> TimeRuns:
+    """Values between edges, equal neighbours together."""
+    first_index = np.flatnonzero(np.diff(values, prepend=-1))
+    return values[first_index], edges[first_index], np.append(edges[first_index[1:]], edges[-1:])
+
+
+def _alternate(left: NDArray[_NumberT], right: NDArray[_NumberT]) -> NDArray[_NumberT]:
+    """One of some, one of the others, in turn."""
+    return np.stack((left, right), axis=1).ravel()
+
+
+def _path_link(table: TraceTable, path_events: IntArray, index: int) -> PathLink:
+    """How the path came from the row before to the one at a place."""
+    if index == 0:
+        return PathLink.BEGINNING
+    task = _event_task(table, path_events[index])
+    if isinstance(task, ReceiveTask | SendTask):
+        return PathLink.MESSAGE
+    return (
+        PathLink.SEGMENT
+        if isinstance(task, ComputeTask) and table.trace.blocking_event[path_events[index]] == path_events[index - 1]
+        else PathLink.GROUP
+    )
+
+
+def _build_section(table: TraceTable, path_times: PathTimes, selection: slice) -> PathSection:
+    passes: dict[ActionKind, MicrobatchRange] = {}
+    other_names: dict[str, None] = {}
+    for event in path_times.events[selection][(path_times.end > path_times.previous_end)[selection]].tolist():
+        task = _event_task(table, event)
         if isinstance(task, CollectiveTask):
-            others[task.comm_op.name] = None
+            other_names[task.comm_op.name] = None
         elif not isinstance(task, ComputeTask):
             continue
         elif task.action is None:
-            others[task.segment.name] = None
+            other_names[task.segment.name] = None
         else:
-            kind, number = task.action.kind, task.action.microbatch
-            known = passes.get(kind, Passes(kind, number, number))
-            passes[kind] = Passes(kind, min(known.first, number), max(known.last, number))
-    rank, arrival = int(rows.trace.rank[course.row[which.start]]), _arrival(rows, course.row, which.start)
-    start, end = float(course.before[which.start]), float(course.end[which][-1])
-    return Piece(
-        rank, int(rows.program.program_index[rank]), start, end, arrival, tuple(passes.values()), tuple(others)
+            kind, microbatch = task.action.kind, task.action.microbatch
+            previous = passes.get(kind, MicrobatchRange(kind, microbatch, microbatch))
+            passes[kind] = MicrobatchRange(
+                kind, min(previous.first_microbatch, microbatch), max(previous.last_microbatch, microbatch)
+            )
+    rank, link = (
+        int(table.trace.rank[path_times.events[selection.start]]),
+        _path_link(table, path_times.events, selection.start),
+    )
+    start, end = float(path_times.previous_end[selection.start]), float(path_times.end[selection][-1])
+    return PathSection(
+        rank, int(table.program.program_index[rank]), start, end, link, tuple(passes.values()), tuple(other_names)
     )
 
 
-def _task(rows: Rows, row: int) -> Task:
-    trace, program = rows.trace, rows.program
-    return program.programs[int(program.program_index[trace.rank[row]])].tasks[int(trace.task[row])]
+def _event_task(table: TraceTable, event: int) -> Task:
+    trace, program = table.trace, table.program
+    return program.programs[int(program.program_index[trace.rank[event]])].tasks[int(trace.task[event])]

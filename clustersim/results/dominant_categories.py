@@ -18,19 +18,27 @@ from numpy.typing import NDArray
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.program.task import Stream
-from clustersim.results.idle_time import Gaps, Moved, Queue, compute_queue, find_gaps, followed, queued
-from clustersim.results.intervals import Intervals, common
-from clustersim.results.time_breakdown import run_parts
-from clustersim.results.time_categories import PARTS, Part
-from clustersim.results.trace_table import Rows, TimingOf, block_runs, staged
+from clustersim.results.idle_time import (
+    ComputeEvents,
+    GapTransfers,
+    IdleGaps,
+    build_compute_events,
+    find_gaps,
+    host_chain_transfers,
+    stream_wait_gaps,
+)
+from clustersim.results.intervals import Intervals, intersect
+from clustersim.results.time_breakdown import segment_category_seconds
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
+from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, has_pipeline, sum_segment_runs
 from clustersim.trace.trace import ContentionDelays, Trace
 
-MOST_CLASSES = 2048
+MAX_CLASSES = 2048
 """Classes that are worked out at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DominantParts:
+class DominantCategories:
     """ranks: [classes] the simulated ranks that are shown; representative: [ranks] the simulated rank of each rank.
 
     seconds: [classes, parts] of all steps; category: [classes, bins] the place of the part that takes most of the bin;
@@ -44,232 +52,299 @@ class DominantParts:
     makespan: Seconds
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all classes are shown."""
         return len(self.ranks) == len(np.unique(self.representative))
 
     @property
-    def class_of(self) -> IntArray:
+    def class_of_rank(self) -> IntArray:
         """[ranks] the class of each, -1 where it is not shown."""
-        place = np.minimum(np.searchsorted(self.ranks, self.representative), len(self.ranks) - 1)
-        return np.where(self.ranks[place] == self.representative, place, -1)
+        index = np.minimum(np.searchsorted(self.ranks, self.representative), len(self.ranks) - 1)
+        return np.where(self.ranks[index] == self.representative, index, -1)
 
 
-def dominant_parts(rows: Rows, timing_of: TimingOf, *, bins: int, most: int = MOST_CLASSES) -> DominantParts:
+def dominant_categories(
+    table: TraceTable, segment_timing: SegmentTimingLookup, *, bin_count: int, max_classes: int = MAX_CLASSES
+) -> DominantCategories:
     """The part that takes most of each of `bins` equal bins from 0 to the makespan, for at most `most` classes."""
-    shown = _spaced(rows, most)
-    category = np.zeros((len(shown.ranks), bins), dtype=np.uint8)
-    longest = np.zeros((len(shown.ranks), bins))
-    seconds = np.zeros((len(shown.ranks), len(PARTS)))
-    for place, share in enumerate(part_seconds(shown, timing_of, bins=bins, makespan=rows.trace.makespan)):
-        seconds[:, place] = share.sum(axis=1)
-        category[share > longest] = place
-        np.maximum(longest, share, out=longest)
-    return DominantParts(shown.ranks, rows.trace.representative, seconds, category, rows.trace.makespan)
+    shown_table = _evenly_spaced_classes(table, max_classes)
+    category = np.zeros((len(shown_table.ranks), bin_count), dtype=np.uint8)
+    longest = np.zeros((len(shown_table.ranks), bin_count))
+    seconds = np.zeros((len(shown_table.ranks), len(TIME_CATEGORIES)))
+    for index, bin_seconds in enumerate(
+        category_seconds(shown_table, segment_timing, bin_count=bin_count, makespan=table.trace.makespan)
+    ):
+        seconds[:, index] = bin_seconds.sum(axis=1)
+        category[bin_seconds > longest] = index
+        np.maximum(longest, bin_seconds, out=longest)
+    return DominantCategories(shown_table.ranks, table.trace.representative, seconds, category, table.trace.makespan)
 
 
-def part_seconds(rows: Rows, timing_of: TimingOf, *, bins: int, makespan: Seconds) -> Iterator[FloatArray]:
+def category_seconds(
+    table: TraceTable, segment_timing: SegmentTimingLookup, *, bin_count: int, makespan: Seconds
+) -> Iterator[FloatArray]:
     """For each part in its order, how many seconds of every bin it takes: [classes, bins]."""
-    queue = compute_queue(rows.trace, rows)
-    pieces = _joined([*_exchanges(rows, queue), *_gaps(rows, queue), _end(rows, queue, makespan)])
-    blocks = _Blocks.of(rows, timing_of)
-    grid = _Grid.of(_after(blocks.when, pieces.when), classes=len(rows.ranks), bins=bins, makespan=makespan)
-    for place in range(len(PARTS)):
-        yield grid.spread(np.concatenate((blocks.seconds(place), np.where(pieces.part == place, pieces.seconds, 0.0))))
+    compute_events = build_compute_events(table.trace, table)
+    intervals = _concatenate_categories(
+        [
+            *_comm_intervals(table, compute_events),
+            *_gap_intervals(table, compute_events),
+            _tail_interval(table, compute_events, makespan),
+        ]
+    )
+    segments = _SegmentEvents.from_table(table, segment_timing)
+    grid = _TimeGrid.from_intervals(
+        _concatenate_intervals(segments.intervals, intervals.intervals),
+        class_count=len(table.ranks),
+        bin_count=bin_count,
+        makespan=makespan,
+    )
+    for index in range(len(TIME_CATEGORIES)):
+        yield grid.distribute(
+            np.concatenate(
+                (segments.category_seconds(index), np.where(intervals.category == index, intervals.seconds, 0.0))
+            )
+        )
 
 
-def _spaced(rows: Rows, most: int) -> Rows:
+def _evenly_spaced_classes(table: TraceTable, max_classes: int) -> TraceTable:
     """The rows of the classes of at most `most` evenly spaced ranks."""
-    if len(rows.ranks) <= most:
-        return rows
-    evenly = np.linspace(0, len(rows.trace.representative) - 1, most).round().astype(np.int64)
-    kept = np.isin(rows.ranks, rows.trace.representative[evenly])
-    row = np.flatnonzero(kept[rows.owner])
-    owner = np.cumsum(kept) - 1
+    if len(table.ranks) <= max_classes:
+        return table
+    spaced_ranks = np.linspace(0, len(table.trace.representative) - 1, max_classes).round().astype(np.int64)
+    is_shown = np.isin(table.ranks, table.trace.representative[spaced_ranks])
+    events = np.flatnonzero(is_shown[table.rank_class])
+    new_class = np.cumsum(is_shown) - 1
     return replace(
-        rows, trace=_part_of(rows.trace, row), ranks=rows.ranks[kept], weights=rows.weights[kept],
-        owner=owner[rows.owner[row]], entry=rows.entry[row],
+        table, trace=_select_events(table.trace, events), ranks=table.ranks[is_shown], weights=table.weights[is_shown],
+        rank_class=new_class[table.rank_class[events]], entry=table.entry[events],
     )  # fmt: skip
 
 
-def _part_of(trace: Trace, row: IntArray) -> Trace:
+def _select_events(trace: Trace, events: IntArray) -> Trace:
     """Some rows, whole ranks of them. What a rank that is left out did is no longer a cause."""
-    number = np.full(len(trace) + 1, -1)
-    number[row] = np.arange(len(row))
-    leader = np.where(number[trace.blocking_event[row]] >= 0, number[trace.blocking_event[row]], np.arange(len(row)))
-    which, entry = trace.contention.lookup(row)
+    new_index = np.full(len(trace) + 1, -1)
+    new_index[events] = np.arange(len(events))
+    blocking_event = np.where(
+        new_index[trace.blocking_event[events]] >= 0, new_index[trace.blocking_event[events]], np.arange(len(events))
+    )
+    event_position, entry = trace.contention.lookup(events)
     contention = ContentionDelays(
-        which,
+        event_position,
         trace.contention.operation[entry],
         trace.contention.exposed_delay[entry],
         trace.contention.transfer_delay[entry],
     )
     return Trace(
-        rank=trace.rank[row], task=trace.task[row], stream=trace.stream[row], queued=trace.queued[row],
-        ready=trace.ready[row], start=trace.start[row], end=trace.end[row], waited=trace.waited[row],
-        slowed=trace.slowed[row], contention=contention, critical_predecessor=number[trace.critical_predecessor[row]], blocking_event=leader,
+        rank=trace.rank[events], task=trace.task[events], stream=trace.stream[events], queued=trace.queued[events],
+        ready=trace.ready[events], start=trace.start[events], end=trace.end[events], waited=trace.waited[events],
+        slowed=trace.slowed[events], contention=contention, critical_predecessor=new_index[trace.critical_predecessor[events]], blocking_event=blocking_event,
         representative=trace.representative,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pieces:
+class _CategoryIntervals:
     """Intervals of classes with the part that each counts for; sign: +1, or -1 where it is taken away from a part."""
 
-    when: Intervals
-    part: IntArray
+    intervals: Intervals
+    category: IntArray
     sign: int | FloatArray = 1
 
     @property
     def seconds(self) -> FloatArray:
         """What each adds to its part."""
-        return self.when.seconds * self.sign
+        return self.intervals.seconds * self.sign
 
 
-def _joined(pieces: list[_Pieces]) -> _Pieces:
-    when = _after(*(piece.when for piece in pieces))
-    sign = np.concatenate([np.broadcast_to(np.asarray(item.sign, dtype=np.float64), len(item.part)) for item in pieces])
-    return _Pieces(when, np.concatenate([element.part for element in pieces]), sign)
+def _concatenate_categories(interval_sets: list[_CategoryIntervals]) -> _CategoryIntervals:
+    intervals = _concatenate_intervals(*(interval_set.intervals for interval_set in interval_sets))
+    sign = np.concatenate(
+        [
+            np.broadcast_to(np.asarray(category_intervals.sign, dtype=np.float64), len(category_intervals.category))
+            for category_intervals in interval_sets
+        ]
+    )
+    return _CategoryIntervals(intervals, np.concatenate([item.category for item in interval_sets]), sign)
 
 
-def _after(*some: Intervals) -> Intervals:
+def _concatenate_intervals(*interval_sets: Intervals) -> Intervals:
     """Intervals, one table after the other."""
-    columns = (np.concatenate([getattr(intervals, name) for intervals in some]) for name in ("key", "start", "end"))
+    columns = (
+        np.concatenate([getattr(interval_set, name) for interval_set in interval_sets])
+        for name in ("key", "start", "end")
+    )
     return Intervals(*columns)
 
 
-def _exchanges(rows: Rows, queue: Queue) -> Iterator[_Pieces]:
+def _comm_intervals(table: TraceTable, compute_events: ComputeEvents) -> Iterator[_CategoryIntervals]:
     """Collectives that the compute stream runs, and those that it waits for at the end."""
-    entry = rows.entry[queue.row]
-    chosen = rows.tasks.exchange[entry] >= 0
-    row = queue.row[chosen]
-    yield _Pieces(Intervals(rows.owner[row], queue.start[chosen], rows.trace.end[row]), rows.tasks.part[entry[chosen]])
+    entry = table.entry[compute_events.events]
+    is_comm = table.tasks.comm_op[entry] >= 0
+    events = compute_events.events[is_comm]
+    yield _CategoryIntervals(
+        Intervals(table.rank_class[events], compute_events.start[is_comm], table.trace.end[events]),
+        table.tasks.category[entry[is_comm]],
+    )
 
 
-def _gaps(rows: Rows, queue: Queue) -> Iterator[_Pieces]:
+def _gap_intervals(table: TraceTable, compute_events: ComputeEvents) -> Iterator[_CategoryIntervals]:
     """What compute streams waited for: where it moved its own part, else the gap's."""
-    gaps = find_gaps(rows.trace, rows, queue)
-    yield _Pieces(Intervals(gaps.owner, gaps.start, gaps.end), gaps.rest)
-    for gap, part, start, end in (_received(rows, gaps), _queued(rows, gaps), followed(rows, gaps)):
-        moved = Intervals(gaps.owner[gap], start, end)
-        yield _Pieces(moved, part)
-        yield _Pieces(moved, gaps.rest[gap], -1)
+    gaps = find_gaps(table.trace, table, compute_events)
+    yield _CategoryIntervals(Intervals(gaps.rank_class, gaps.start, gaps.end), gaps.remainder_category)
+    for gap, category, start, end in (
+        _receive_transfers(table, gaps),
+        _stream_transfers(table, gaps),
+        host_chain_transfers(table, gaps),
+    ):
+        transfer = Intervals(gaps.rank_class[gap], start, end)
+        yield _CategoryIntervals(transfer, category)
+        yield _CategoryIntervals(transfer, gaps.remainder_category[gap], -1)
 
 
-def _received(rows: Rows, gaps: Gaps) -> Moved:
+def _receive_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
     """When in each gap the message moved that it awaits: gap, part, start, end."""
-    trace = rows.trace
+    trace = table.trace
     gap = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
     awaited = gaps.awaited[gap]
     start = np.maximum(gaps.start[gap], trace.start[awaited])
     end = np.maximum(np.minimum(gaps.end[gap], trace.end[awaited]), start)
-    return gap, rows.tasks.part[rows.entry[awaited]], start, end
+    return gap, table.tasks.category[table.entry[awaited]], start, end
 
 
-def _queued(rows: Rows, gaps: Gaps) -> Moved:
+def _stream_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
     """When in each gap something moved on the other stream that it awaits: gap, part, start, end."""
-    trace, streams = rows.trace, len(Stream)
-    gap = queued(rows, gaps)
-    waits = gaps.owner[gap] * streams + trace.stream[gaps.awaited[gap]]
-    row = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
-    row = row[np.lexsort((trace.end[row], trace.start[row], rows.owner[row] * streams + trace.stream[row]))]
-    moves = Intervals(rows.owner[row] * streams + trace.stream[row], trace.start[row], trace.end[row])
-    which, other, when = common(Intervals(waits, gaps.start[gap], gaps.end[gap]), moves)
-    return gap[which], rows.tasks.part[rows.entry[row[other]]], when.start, when.end
+    trace, stream_count = table.trace, len(Stream)
+    gap = stream_wait_gaps(table, gaps)
+    gap_keys = gaps.rank_class[gap] * stream_count + trace.stream[gaps.awaited[gap]]
+    events = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
+    events = events[
+        np.lexsort(
+            (trace.end[events], trace.start[events], table.rank_class[events] * stream_count + trace.stream[events])
+        )
+    ]
+    transfers = Intervals(
+        table.rank_class[events] * stream_count + trace.stream[events], trace.start[events], trace.end[events]
+    )
+    gap_position, transfer_position, overlaps = intersect(
+        Intervals(gap_keys, gaps.start[gap], gaps.end[gap]), transfers
+    )
+    return gap[gap_position], table.tasks.category[table.entry[events[transfer_position]]], overlaps.start, overlaps.end
 
 
-def _end(rows: Rows, queue: Queue, makespan: Seconds) -> _Pieces:
+def _tail_interval(table: TraceTable, compute_events: ComputeEvents, makespan: Seconds) -> _CategoryIntervals:
     """From a class's last task until the step ends."""
-    filled = np.diff(queue.first) > 0
-    ends = np.zeros(len(rows.ranks))
-    ends[filled] = rows.trace.end[queue.row[queue.first[1:][filled] - 1]]
-    part = Part.BUBBLE_COOLDOWN if staged(rows.program) else Part.WAIT
-    owner = np.arange(len(ends))
-    return _Pieces(Intervals(owner, ends, np.full(len(ends), makespan)), np.full(len(ends), part.place))
+    has_events = np.diff(compute_events.class_offset) > 0
+    ends = np.zeros(len(table.ranks))
+    ends[has_events] = table.trace.end[compute_events.events[compute_events.class_offset[1:][has_events] - 1]]
+    category = TimeCategory.BUBBLE_COOLDOWN if has_pipeline(table.program) else TimeCategory.WAIT
+    classes = np.arange(len(ends))
+    return _CategoryIntervals(
+        Intervals(classes, ends, np.full(len(ends), makespan)), np.full(len(ends), category.index)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Blocks:
+class _SegmentEvents:
     """Runs of blocks. waited: [runs] seconds in which each waited for others; pair: [runs] its block on its class;
 
     shares: [pairs, parts] how the rest of a pair's seconds is divided.
     """
 
-    when: Intervals
+    intervals: Intervals
     waited: FloatArray
-    pair: IntArray
+    pair_index: IntArray
     shares: FloatArray
 
     @classmethod
-    def of(cls, rows: Rows, timing_of: TimingOf) -> Self:
+    def from_table(cls, table: TraceTable, segment_timing: SegmentTimingLookup) -> Self:
         """All runs."""
-        trace, many = rows.trace, max(1, len(rows.blocks))
-        row = np.flatnonzero(rows.block >= 0)
-        runs = block_runs(rows, row, trace.end[row] - trace.start[row])
-        pair = np.searchsorted(runs.owner * many + runs.block, rows.owner[row] * many + rows.block[row])
-        parts, wait = run_parts(rows, runs, timing_of), Part.WAIT.place
-        kept = np.minimum(_over(parts[:, wait], runs.waited), 1.0)  # less than all if the pair's parts were cut to fit
-        parts[:, wait] -= kept * runs.waited
-        shares = _over(parts, np.broadcast_to(parts.sum(axis=1)[:, None], parts.shape))
+        trace, segment_count = table.trace, max(1, len(table.segments))
+        events = np.flatnonzero(table.segment_index >= 0)
+        totals = sum_segment_runs(table, events, trace.end[events] - trace.start[events])
+        pair_index = np.searchsorted(
+            totals.rank_class * segment_count + totals.segment,
+            table.rank_class[events] * segment_count + table.segment_index[events],
+        )
+        seconds, wait_index = segment_category_seconds(table, totals, segment_timing), TimeCategory.WAIT.index
+        wait_ratio = np.minimum(
+            _ratio(seconds[:, wait_index], totals.waited), 1.0
+        )  # less than all if the pair's parts were cut to fit
+        seconds[:, wait_index] -= wait_ratio * totals.waited
+        shares = _ratio(seconds, np.broadcast_to(seconds.sum(axis=1)[:, None], seconds.shape))
         return cls(
-            Intervals(rows.owner[row], trace.start[row], trace.end[row]), trace.waited[row] * kept[pair], pair, shares
+            Intervals(table.rank_class[events], trace.start[events], trace.end[events]),
+            trace.waited[events] * wait_ratio[pair_index],
+            pair_index,
+            shares,
         )
 
-    def seconds(self, part: int) -> FloatArray:
+    def category_seconds(self, category: int) -> FloatArray:
         """How long of each run a part takes."""
-        rest: FloatArray = (self.when.seconds - self.waited) * self.shares[self.pair, part]
-        return rest + self.waited if part == Part.WAIT.place else rest
+        seconds: FloatArray = (self.intervals.seconds - self.waited) * self.shares[self.pair_index, category]
+        return seconds + self.waited if category == TimeCategory.WAIT.index else seconds
 
 
-def _over(some: FloatArray, others: FloatArray) -> FloatArray:
+def _ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     """Their ratio, 0 where there is nothing to divide by."""
-    return np.divide(some, others, out=np.zeros_like(some), where=others > 0)
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Grid:
+class _TimeGrid:
     """Which cells (class and bin) intervals meet, and what share of each lies in its first, last and other cells.
 
     shape: classes and bins; first, last: [intervals] numbers of cells; head, tail, each: [intervals] shares.
     """
 
     shape: tuple[int, int]
-    first: IntArray
-    last: IntArray
-    head: FloatArray
-    tail: FloatArray
-    each: FloatArray
+    first_cell: IntArray
+    last_cell: IntArray
+    first_share: FloatArray
+    last_share: FloatArray
+    inner_share: FloatArray
 
     @classmethod
-    def of(cls, when: Intervals, *, classes: int, bins: int, makespan: Seconds) -> Self:
+    def from_intervals(cls, intervals: Intervals, *, class_count: int, bin_count: int, makespan: Seconds) -> Self:
         """The cells of equal bins from 0 to the makespan."""
-        width = makespan / bins or 1.0
-        first = np.clip((when.start / width).astype(np.int64), 0, bins - 1)
-        last = np.clip(np.ceil(when.end / width).astype(np.int64) - 1, first, bins - 1)
-        inside, length = first == last, when.seconds
-        head = _over(np.where(inside, length, (first + 1) * width - when.start), length)
-        tail = _over(np.where(inside, 0.0, when.end - last * width), length)
-        each = _over(np.where(last > first + 1, width, 0.0), length)
-        return cls((classes, bins), when.key * bins + first, when.key * bins + last, head, tail, each)
+        bin_width = makespan / bin_count or 1.0
+        first_bin = np.clip((intervals.start / bin_width).astype(np.int64), 0, bin_count - 1)
+        last_bin = np.clip(np.ceil(intervals.end / bin_width).astype(np.int64) - 1, first_bin, bin_count - 1)
+        in_one_bin, durations = first_bin == last_bin, intervals.seconds
+        first_share = _ratio(np.where(in_one_bin, durations, (first_bin + 1) * bin_width - intervals.start), durations)
+        last_share = _ratio(np.where(in_one_bin, 0.0, intervals.end - last_bin * bin_width), durations)
+        inner_share = _ratio(np.where(last_bin > first_bin + 1, bin_width, 0.0), durations)
+        return cls(
+            (class_count, bin_count),
+            intervals.key * bin_count + first_bin,
+            intervals.key * bin_count + last_bin,
+            first_share,
+            last_share,
+            inner_share,
+        )
 
-    def spread(self, seconds: FloatArray) -> FloatArray:
+    def distribute(self, seconds: FloatArray) -> FloatArray:
         """Seconds, spread evenly over their intervals, by class and bin: [classes, bins]."""
-        chosen = np.flatnonzero(seconds)
-        if len(chosen) == 0:
+        nonzero = np.flatnonzero(seconds)
+        if len(nonzero) == 0:
             return np.zeros(self.shape)
-        first, last, seconds = self.first[chosen], self.last[chosen], seconds[chosen]
-        total = self._placed(first, seconds * self.head[chosen], last, seconds * self.tail[chosen])
-        far = np.flatnonzero(last > first + 1)
-        if len(far):
-            each = seconds[far] * self.each[chosen[far]]
-            steps = self._placed(first[far] + 1, each, last[far], -each)
-            total += np.cumsum(steps, axis=1, out=steps)
+        first_cell, last_cell, seconds = self.first_cell[nonzero], self.last_cell[nonzero], seconds[nonzero]
+        total = self._accumulate(
+            first_cell, seconds * self.first_share[nonzero], last_cell, seconds * self.last_share[nonzero]
+        )
+        multi_cell = np.flatnonzero(last_cell > first_cell + 1)
+        if len(multi_cell):
+            inner_seconds = seconds[multi_cell] * self.inner_share[nonzero[multi_cell]]
+            changes = self._accumulate(first_cell[multi_cell] + 1, inner_seconds, last_cell[multi_cell], -inner_seconds)
+            total += np.cumsum(changes, axis=1, out=changes)
         return total
 
-    def _placed(self, cell: IntArray, seconds: FloatArray, other: IntArray, more: FloatArray) -> FloatArray:
+    def _accumulate(
+        self, cell: IntArray, seconds: FloatArray, second_cell: IntArray, second_seconds: FloatArray
+    ) -> FloatArray:
         """Two columns of seconds in their cells."""
-        cells, size = np.concatenate((cell, other)), self.shape[0] * self.shape[1]
-        found: FloatArray = np.bincount(cells, np.concatenate((seconds, more)), minlength=size).astype(
+        cells, size = np.concatenate((cell, second_cell)), self.shape[0] * self.shape[1]
+        sums: FloatArray = np.bincount(cells, np.concatenate((seconds, second_seconds)), minlength=size).astype(
             np.float64, copy=False
         )
-        return found.reshape(self.shape)
+        return sums.reshape(self.shape)

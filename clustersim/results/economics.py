@@ -22,28 +22,28 @@ from clustersim.hardware.prices import Price, PriceQuote
 from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel
 from clustersim.parallel.mesh import HOST_AXIS
 from clustersim.program.task import CommOverlap
-from clustersim.results.provenance import Item
-from clustersim.results.time_breakdown import Breakdown
-from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
-from clustersim.results.utilization import TRILLION
+from clustersim.results.provenance import BusyTimeItem
+from clustersim.results.time_breakdown import TimeBreakdown
+from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGORIES, TIME_CATEGORIES, TimeCategory
+from clustersim.results.utilization import TRILLION_TOKENS
 
-_HOUR: Final = 3600.0
-_WAITING: Final = (Part.LAUNCH, EXPOSED[HOST_AXIS], *BUBBLES, Part.WAIT)
-_COMMUNICATING: Final = tuple(part for axis, part in EXPOSED.items() if axis != HOST_AXIS)
+_SECONDS_PER_HOUR: Final = 3600.0
+_WAITING_CATEGORIES: Final = (TimeCategory.LAUNCH, EXPOSED_CATEGORIES[HOST_AXIS], *BUBBLE_CATEGORIES, TimeCategory.WAIT)
+_COMM_CATEGORIES: Final = tuple(part for axis, part in EXPOSED_CATEGORIES.items() if axis != HOST_AXIS)
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class GpuGroup:
     """Those of one accelerator. seconds: of each activity in a step, the mean over them; they sum to the step time.
 
     quote: None where no price is known; draw: None where no power is.
     """
 
     name: str
-    number: int
-    seconds: Mapping[GpuActivity, Seconds]
+    gpu_count: int
+    activity_seconds: Mapping[GpuActivity, Seconds]
     quote: PriceQuote | None
-    draw: PowerDraw | None
+    power_draw: PowerDraw | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,121 +54,131 @@ class Economics:
     carbon: grams of CO2 for a joule; run_tokens: of the whole run.
     """
 
-    gpus: Sequence[Gpus]
+    gpu_groups: Sequence[GpuGroup]
     step_time: Seconds
     tokens: float
     pue: float = 1.0
-    carbon: float | None = None
+    carbon_intensity: float | None = None
     run_tokens: float | None = None
 
     @property
-    def number(self) -> int:
+    def gpu_count(self) -> int:
         """How many GPUs there are."""
-        return sum(gpus.number for gpus in self.gpus)
+        return sum(gpu_group.gpu_count for gpu_group in self.gpu_groups)
 
     @property
     def price_per_gpu_hour(self) -> Price | None:
         """The mean over GPUs; of several currencies there is none."""
-        quotes = [gpus.quote for gpus in self.gpus]
+        quotes = [gpu_group.quote for gpu_group in self.gpu_groups]
         prices = [quote.price for quote in quotes if quote is not None]
         if len(prices) < len(quotes) or len({price.currency for price in prices}) != 1:
             return None
-        amount = sum(item.number * price.amount for item, price in zip(self.gpus, prices, strict=True))
-        return Price(amount / self.number, prices[0].currency)
+        amount = sum(item.gpu_count * price.amount for item, price in zip(self.gpu_groups, prices, strict=True))
+        return Price(amount / self.gpu_count, prices[0].currency)
 
     @property
     def price_source(self) -> str:
         """Where prices are from, in words; empty where one is missing."""
-        sources = {gpus.quote.source: None for gpus in self.gpus if gpus.quote is not None}
+        sources = {gpu_group.quote.source: None for gpu_group in self.gpu_groups if gpu_group.quote is not None}
         return "; ".join(sources) if self.price_per_gpu_hour is not None else ""
 
     @property
-    def without_price(self) -> tuple[str, ...]:
+    def missing_prices(self) -> tuple[str, ...]:
         """What prices are missing, in sentences."""
-        missing = [gpus.name for gpus in self.gpus if gpus.quote is None]
-        words = [f"no list price of {name} is known; economics.price_per_gpu_hour says one" for name in missing]
-        mixed = not missing and self.price_per_gpu_hour is None
-        return (*words, *(["prices are in several currencies; economics.price_per_gpu_hour says one"] * mixed))
+        missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.quote is None]
+        messages = [f"no list price of {name} is known; economics.price_per_gpu_hour says one" for name in missing]
+        has_mixed_currencies = not missing and self.price_per_gpu_hour is None
+        return (
+            *messages,
+            *(["prices are in several currencies; economics.price_per_gpu_hour says one"] * has_mixed_currencies),
+        )
 
     @property
-    def without_power(self) -> tuple[str, ...]:
+    def missing_power(self) -> tuple[str, ...]:
         """Of which GPUs nobody knows what they draw, in sentences."""
-        missing = [gpus.name for gpus in self.gpus if gpus.draw is None]
+        missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
         return tuple(f"what {name} draws is not known; economics.power.tdp says it" for name in missing)
 
     @property
-    def without_node(self) -> tuple[str, ...]:
+    def missing_node_power(self) -> tuple[str, ...]:
         """Beside which GPUs the rest of their nodes is left out, in sentences."""
-        missing = [gpus.name for gpus in self.gpus if gpus.draw is not None and gpus.draw.node_rest is None]
+        missing = [
+            gpu_group.name
+            for gpu_group in self.gpu_groups
+            if gpu_group.power_draw is not None and gpu_group.power_draw.node_rest is None
+        ]
         return tuple(f"nodes of {name} count as GPUs alone; economics.power.rest says the rest" for name in missing)
 
     @property
     def cost_per_step(self) -> float | None:
         """In the currency of the price."""
         price = self.price_per_gpu_hour
-        return None if price is None else self.number * self.step_time / _HOUR * price.amount
+        return None if price is None else self.gpu_count * self.step_time / _SECONDS_PER_HOUR * price.amount
 
     @property
     def cost_per_trillion_tokens(self) -> float | None:
         """In the currency of the price."""
-        return self._for(self.cost_per_step, TRILLION)
+        return self._scale_to_tokens(self.cost_per_step, TRILLION_TOKENS)
 
     @property
-    def cost_of_run(self) -> float | None:
+    def run_cost(self) -> float | None:
         """In the currency of the price."""
-        return self._for(self.cost_per_step, self.run_tokens)
+        return self._scale_to_tokens(self.cost_per_step, self.run_tokens)
 
     @property
-    def time_of_run(self) -> Seconds | None:
+    def run_seconds(self) -> Seconds | None:
         """Seconds of all steps of the run, one after the other: what breaks and what is saved comes on top."""
-        return self._for(self.step_time, self.run_tokens)
+        return self._scale_to_tokens(self.step_time, self.run_tokens)
 
     @property
     def energy_by_activity(self) -> dict[str, Joules] | None:
         """Joules of a step by what GPUs do, then of the rest of their nodes and of the facility around them."""
-        if any(gpus.draw is None for gpus in self.gpus):
+        if any(gpu_group.power_draw is None for gpu_group in self.gpu_groups):
             return None
-        drawn = [(item, item.draw) for item in self.gpus if item.draw is not None]
-        found = {
+        with_power = [(item, item.power_draw) for item in self.gpu_groups if item.power_draw is not None]
+        energy = {
             activity.value: sum(
-                element.number * element.seconds[activity] * draw.by_activity[activity] for element, draw in drawn
+                element.gpu_count * element.activity_seconds[activity] * power_draw.by_activity[activity]
+                for element, power_draw in with_power
             )
             for activity in GpuActivity
         }
-        found["rest of nodes"] = sum(entry.number * self.step_time * (draw.node_rest or 0.0) for entry, draw in drawn)
-        return {**found, "facility": (self.pue - 1.0) * sum(found.values())}
+        energy["rest of nodes"] = sum(
+            entry.gpu_count * self.step_time * (power_draw.node_rest or 0.0) for entry, power_draw in with_power
+        )
+        return {**energy, "facility": (self.pue - 1.0) * sum(energy.values())}
 
     @property
     def energy_per_step(self) -> Joules | None:
         """Joules of GPUs, the rest of their nodes and the facility."""
-        parts = self.energy_by_activity
-        return None if parts is None else sum(parts.values())
+        by_activity = self.energy_by_activity
+        return None if by_activity is None else sum(by_activity.values())
 
     @property
     def energy_per_trillion_tokens(self) -> Joules | None:
         """Joules."""
-        return self._for(self.energy_per_step, TRILLION)
+        return self._scale_to_tokens(self.energy_per_step, TRILLION_TOKENS)
 
     @property
-    def energy_of_run(self) -> Joules | None:
+    def run_energy(self) -> Joules | None:
         """Joules."""
-        return self._for(self.energy_per_step, self.run_tokens)
+        return self._scale_to_tokens(self.energy_per_step, self.run_tokens)
 
     @property
     def gpu_power(self) -> Watts | None:
         """What a GPU alone draws, the mean over the step and all GPUs."""
-        parts = self.energy_by_activity
+        by_activity = self.energy_by_activity
         return (
             None
-            if parts is None
-            else sum(parts[gpu_activity.value] for gpu_activity in GpuActivity) / self.step_time / self.number
+            if by_activity is None
+            else sum(by_activity[gpu_activity.value] for gpu_activity in GpuActivity) / self.step_time / self.gpu_count
         )
 
     @property
     def power_per_gpu(self) -> Watts | None:
         """What a GPU and its part of the rest of the node draw, without the facility."""
         energy = self.energy_per_step
-        return None if energy is None else energy / self.pue / self.step_time / self.number
+        return None if energy is None else energy / self.pue / self.step_time / self.gpu_count
 
     @property
     def power(self) -> Watts | None:
@@ -179,89 +189,100 @@ class Economics:
     @property
     def idle_power(self) -> Watts | None:
         """What the job draws while it waits, with the facility."""
-        if any(gpus.draw is None for gpus in self.gpus):
+        if any(gpu_group.power_draw is None for gpu_group in self.gpu_groups):
             return None
-        drawn = [(item.number, item.draw) for item in self.gpus if item.draw is not None]
+        with_power = [(item.gpu_count, item.power_draw) for item in self.gpu_groups if item.power_draw is not None]
         return self.pue * sum(
-            many * (draw.by_activity[GpuActivity.WAITING] + (draw.node_rest or 0.0)) for many, draw in drawn
+            count * (power_draw.by_activity[GpuActivity.WAITING] + (power_draw.node_rest or 0.0))
+            for count, power_draw in with_power
         )
 
     @property
     def carbon_per_step(self) -> Grams | None:
         """Grams of CO2, where somebody said how many a kWh makes."""
         energy = self.energy_per_step
-        return None if energy is None or self.carbon is None else energy * self.carbon
+        return None if energy is None or self.carbon_intensity is None else energy * self.carbon_intensity
 
     @property
     def carbon_per_trillion_tokens(self) -> Grams | None:
         """Grams of CO2."""
-        return self._for(self.carbon_per_step, TRILLION)
+        return self._scale_to_tokens(self.carbon_per_step, TRILLION_TOKENS)
 
     @property
-    def carbon_of_run(self) -> Grams | None:
+    def run_carbon(self) -> Grams | None:
         """Grams of CO2."""
-        return self._for(self.carbon_per_step, self.run_tokens)
+        return self._scale_to_tokens(self.carbon_per_step, self.run_tokens)
 
-    def _for(self, of_step: float | None, tokens: float | None) -> float | None:
+    def _scale_to_tokens(self, per_step: float | None, tokens: float | None) -> float | None:
         """What so many tokens take, if steps go on as this one."""
-        return None if of_step is None or tokens is None else of_step * tokens / self.tokens
+        return None if per_step is None or tokens is None else per_step * tokens / self.tokens
 
     def to_json(self) -> dict[str, Any]:
         """The numbers as plain data: kWh and tonnes where there are many joules and grams."""
-        price, parts = self.price_per_gpu_hour, self.energy_by_activity
+        price, by_activity = self.price_per_gpu_hour, self.energy_by_activity
         return {
             "currency": None if price is None else price.currency,
             "price_per_gpu_hour": None if price is None else price.amount,
             "price_source": self.price_source,
             "cost_per_step": self.cost_per_step,
             "cost_per_trillion_tokens": self.cost_per_trillion_tokens,
-            "time_of_run_s": self.time_of_run,
-            "cost_of_run": self.cost_of_run,
-            "energy_per_step_kwh": _in(JOULES_PER_KWH, self.energy_per_step),
-            "energy_per_step_by_activity_kwh": parts
-            and {name: energy / JOULES_PER_KWH for name, energy in parts.items()},
-            "energy_per_trillion_tokens_kwh": _in(JOULES_PER_KWH, self.energy_per_trillion_tokens),
-            "energy_of_run_kwh": _in(JOULES_PER_KWH, self.energy_of_run),
+            "time_of_run_s": self.run_seconds,
+            "cost_of_run": self.run_cost,
+            "energy_per_step_kwh": _in_unit(JOULES_PER_KWH, self.energy_per_step),
+            "energy_per_step_by_activity_kwh": by_activity
+            and {name: energy / JOULES_PER_KWH for name, energy in by_activity.items()},
+            "energy_per_trillion_tokens_kwh": _in_unit(JOULES_PER_KWH, self.energy_per_trillion_tokens),
+            "energy_of_run_kwh": _in_unit(JOULES_PER_KWH, self.run_energy),
             "gpu_power_w": self.gpu_power,
             "power_per_gpu_w": self.power_per_gpu,
             "power_w": self.power,
             "pue": self.pue,
-            "carbon_per_step_t": _in(1e6, self.carbon_per_step),
-            "carbon_per_trillion_tokens_t": _in(1e6, self.carbon_per_trillion_tokens),
-            "carbon_of_run_t": _in(1e6, self.carbon_of_run),
+            "carbon_per_step_t": _in_unit(1e6, self.carbon_per_step),
+            "carbon_per_trillion_tokens_t": _in_unit(1e6, self.carbon_per_trillion_tokens),
+            "carbon_of_run_t": _in_unit(1e6, self.run_carbon),
             "run_tokens": self.run_tokens,
-            "missing": [*self.without_price, *self.without_power, *self.without_node],
+            "missing": [*self.missing_prices, *self.missing_power, *self.missing_node_power],
         }
 
 
-def activity_seconds(parts: Breakdown, items: Iterable[Item], ranks: IntArray) -> dict[GpuActivity, Seconds]:
+def mean_activity_seconds(
+    breakdown: TimeBreakdown, items: Iterable[BusyTimeItem], ranks: IntArray
+) -> dict[GpuActivity, Seconds]:
     """Seconds of each activity on some ranks, the mean over them; they sum to the step time."""
-    of_rank = parts.seconds[np.searchsorted(parts.ranks, parts.representative[ranks])]
-    return _by_activity(of_rank.mean(axis=0), _products_share(items))
+    rank_seconds = breakdown.seconds[np.searchsorted(breakdown.ranks, breakdown.representative[ranks])]
+    return _seconds_by_activity(rank_seconds.mean(axis=0), _matmul_share(items))
 
 
-def _by_activity(seconds: FloatArray, products: float) -> dict[GpuActivity, Seconds]:
-    communicating = float(seconds[[part.place for part in _COMMUNICATING]].sum())
-    waiting = float(seconds[[part.place for part in _WAITING]].sum())
-    kernels = float(seconds[[part.place for part in PARTS if part not in (*_COMMUNICATING, *_WAITING)]].sum())
+def _seconds_by_activity(seconds: FloatArray, matmul_share: float) -> dict[GpuActivity, Seconds]:
+    communicating = float(seconds[[category.index for category in _COMM_CATEGORIES]].sum())
+    waiting = float(seconds[[category.index for category in _WAITING_CATEGORIES]].sum())
+    kernels = float(
+        seconds[
+            [
+                category.index
+                for category in TIME_CATEGORIES
+                if category not in (*_COMM_CATEGORIES, *_WAITING_CATEGORIES)
+            ]
+        ].sum()
+    )
     return {
-        GpuActivity.MATMUL: kernels * products,
-        GpuActivity.MEMORY_BOUND: kernels * (1.0 - products),
+        GpuActivity.MATMUL: kernels * matmul_share,
+        GpuActivity.MEMORY_BOUND: kernels * (1.0 - matmul_share),
         GpuActivity.COMMUNICATING: communicating,
         GpuActivity.WAITING: waiting,
     }
 
 
-def _products_share(items: Iterable[Item]) -> float:
+def _matmul_share(items: Iterable[BusyTimeItem]) -> float:
     """The part of all kernels' time that products take; none of it where nothing runs."""
-    whole = products = 0.0
+    total = matmul_seconds = 0.0
     for item in items:
-        kernel = item.does.kernel if isinstance(item.does, CommOverlap) else item.does
+        kernel = item.body.kernel if isinstance(item.body, CommOverlap) else item.body
         if isinstance(kernel, Kernel):
-            whole += item.seconds
-            products += item.seconds * (kernel.kind in TENSOR_CORE_KINDS)
-    return products / whole if whole > 0.0 else 0.0
+            total += item.seconds
+            matmul_seconds += item.seconds * (kernel.kind in TENSOR_CORE_KINDS)
+    return matmul_seconds / total if total > 0.0 else 0.0
 
 
-def _in(unit: float, amount: float | None) -> float | None:
+def _in_unit(unit: float, amount: float | None) -> float | None:
     return None if amount is None else amount / unit

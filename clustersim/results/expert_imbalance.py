@@ -15,37 +15,40 @@ from clustersim.program.task import ComputeTask
 
 
 @dataclass(frozen=True, slots=True)
-class FullestRank:
+class MostLoadedExpertRank:
     """layer: rows of a layer's fullest rank over the mean, averaged over layers; rank, rows: the fullest of all."""
 
-    layer: float
+    layer_max_ratio: float
     rank: int
-    rows: float
+    rank_ratio: float
 
 
-def fullest_rank(program: Program) -> FullestRank | None:
+def most_loaded_expert_rank(program: Program) -> MostLoadedExpertRank | None:
     """The fullest rank of a program; None where ranks have equal loads."""
     factors = program.expert_loads.factors
     if not len(factors):
         return None
-    rows = np.ones(program.world_size)
-    for kind, rank_program in enumerate(program.programs):
-        own, numbers = np.flatnonzero(program.program_index == kind), _numbers(rank_program)
-        if len(numbers):
-            rows[own] = _mean(factors, numbers, own)
-    rank = int(rows.argmax())
-    return FullestRank(float(factors.max(axis=1).mean()), rank, float(rows[rank]))
+    load_ratios = np.ones(program.world_size)
+    for program_index, rank_program in enumerate(program.programs):
+        ranks, load_indices = np.flatnonzero(program.program_index == program_index), _load_indices(rank_program)
+        if len(load_indices):
+            load_ratios[ranks] = _mean_factors(factors, load_indices, ranks)
+    rank = int(load_ratios.argmax())
+    return MostLoadedExpertRank(float(factors.max(axis=1).mean()), rank, float(load_ratios[rank]))
 
 
-def _numbers(program: RankProgram) -> IntArray:
+def _load_indices(program: RankProgram) -> IntArray:
     """The loads that a rank meets, each once."""
-    blocks = dict.fromkeys(task.segment for task in program.tasks if isinstance(task, ComputeTask))
-    found = {
-        operation.load_index for block in blocks for operation in block.operations if operation.load_index is not None
+    segments = dict.fromkeys(task.segment for task in program.tasks if isinstance(task, ComputeTask))
+    indices = {
+        operation.load_index
+        for segment in segments
+        for operation in segment.operations
+        if operation.load_index is not None
     }
-    return np.array(sorted(found), dtype=np.int64)
+    return np.array(sorted(indices), dtype=np.int64)
 
 
-def _mean(factors: FloatArray, numbers: IntArray, ranks: IntArray) -> FloatArray:
-    mean: FloatArray = factors[np.ix_(numbers, ranks)].mean(axis=0)
+def _mean_factors(factors: FloatArray, load_indices: IntArray, ranks: IntArray) -> FloatArray:
+    mean: FloatArray = factors[np.ix_(load_indices, ranks)].mean(axis=0)
     return mean

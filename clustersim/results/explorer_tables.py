@@ -1,6 +1,6 @@
 """What does a page need to know, so that a reader can lay any model out on a machine, and the page knows no physics?
 
-Tables of what the package answers, each over the few settings that the answer depends on (`Table`), and rows of
+Tables of what the package answers, each over the few settings that the answer depends on (`LookupTable`), and rows of
 numbers that the page multiplies and adds: what a stage holds and sends is so many of each part (`rows`), a part is so
 many bytes of each feature (`sizes`), a feature is a product of settings. What a row or a list says of n layers (or n
 microbatches) is its entry n, and beyond its end as much more with each as the last entry has more than the one before.
@@ -22,35 +22,35 @@ Setting = int | str | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LookupTable:
     """Answers by the values of some settings (`keys`), nested in their order; what has no answer is missing."""
 
     keys: tuple[str, ...]
     values: Mapping[Setting, Any]
 
     @classmethod
-    def of(cls, ask: Callable[..., Any], **axes: Iterable[Setting]) -> "Table":
+    def tabulate(cls, evaluate: Callable[..., Any], **axes: Iterable[Setting]) -> "LookupTable":
         """Ask for every combination of some settings' values; None is no answer."""
         values: dict[Setting, Any] = {}
         for point in product(*axes.values()):
-            answer = ask(**dict(zip(axes, point, strict=True)))
+            answer = evaluate(**dict(zip(axes, point, strict=True)))
             if answer is not None:
-                inner = values
+                level = values
                 for value in point[:-1]:
-                    inner = inner.setdefault(value, {})
-                inner[point[-1]] = answer
+                    level = level.setdefault(value, {})
+                level[point[-1]] = answer
         return cls(tuple(axes), values)
 
-    def answer(self, settings: Mapping[str, Setting]) -> Any:
+    def lookup(self, settings: Mapping[str, Setting]) -> Any:
         """The answer to some settings, or None."""
-        found: Any = self.values
+        level: Any = self.values
         for key in self.keys:
-            found = found.get(settings[key]) if found else None
-        return found
+            level = level.get(settings[key]) if level else None
+        return level
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class ExplorerTables:
     """All that the page computes with. A setting is one of the controls', or one that follows from them.
 
     derived: (name, factors, divisors) of settings that follow; chunks: of a pipeline rank in fact; flags: settings
@@ -71,31 +71,31 @@ class Tables:
     """
 
     derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
-    chunks: Table
-    flags: Mapping[str, Table]
-    rules: tuple[tuple[Table, ...], ...]
-    stages: Table
+    chunks: LookupTable
+    flags: Mapping[str, LookupTable]
+    rules: tuple[tuple[LookupTable, ...], ...]
+    stages: LookupTable
     columns: tuple[str, ...]
     features: tuple[str, ...]
-    sizes: Table
-    rows: Mapping[str, Table]
+    sizes: LookupTable
+    rows: Mapping[str, LookupTable]
     groups: tuple[tuple[int, ...], ...]
     experts: int | None
-    sharing: Table
-    sends: Table | None
-    buffers: tuple[Table, ...]
-    receives: Table
+    sharing: LookupTable
+    sends: LookupTable | None
+    buffers: tuple[LookupTable, ...]
+    receives: LookupTable
     context: Bytes
     workspace: tuple[Bytes, ...]
     fragmentation: Mapping[str, float]
-    schedules: Table
+    schedules: LookupTable
     orders: tuple[tuple[str, ...], ...]
     roles: Mapping[str, tuple[str, ...]]
-    partners: Table
+    partners: LookupTable
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWords:
+class ModelDescription:
     """What the page says of a model beside what it computes; dimensions: in words of `workload.transformer.Model`."""
 
     name: str
@@ -104,7 +104,7 @@ class ModelWords:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ExplorerCluster:
     """What the page is laid out on.
 
     capacity: bytes of the smallest GPU; levels: (tier, unit of each GPU), from the narrowest tier up: traffic stays in
@@ -120,7 +120,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ScalingPoint:
     """One simulated step. label: its layout; own: it is the scenario's; missing: why there is none, or empty."""
 
     label: str
@@ -129,26 +129,26 @@ class Point:
     tokens_per_gpu: float = 0.0
     mfu: float = 0.0
     mfu_causal: float = 0.0
-    bubble: float = 0.0
-    exposed: float = 0.0
-    peak: Bytes = 0.0
+    bubble_fraction: float = 0.0
+    exposed_fraction: float = 0.0
+    peak_memory: Bytes = 0.0
     fits: bool = False
-    own: bool = False
-    missing: str = ""
+    is_baseline: bool = False
+    missing_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class ScalingStudy:
     """Steps of which one thing differs. name: a key; title and words: what differs and what stays."""
 
     name: str
     title: str
-    words: str
-    points: tuple[Point, ...]
+    description: str
+    points: tuple[ScalingPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Exploration:
+class ExplorerData:
     """All that the explorer page shows.
 
     models, formats: the scenario's first; choices: values of each control, by setting; start: the scenario's; notes:
@@ -156,17 +156,17 @@ class Exploration:
     """
 
     name: str
-    models: tuple[ModelWords, ...]
+    models: tuple[ModelDescription, ...]
     formats: tuple[str, ...]
-    machine: Machine
+    machine: ExplorerCluster
     choices: Mapping[str, tuple[Setting, ...]]
     start: Mapping[str, Setting]
-    tables: Tables
-    studies: tuple[Study, ...]
+    tables: ExplorerTables
+    studies: tuple[ScalingStudy, ...]
     notes: tuple[str, ...]
 
     @property
-    def own(self) -> Point | None:
+    def baseline(self) -> ScalingPoint | None:
         """The scenario's own step on a healthy cluster; None where it was not simulated."""
         points = (point for study in self.studies for point in study.points)
-        return next((point for point in points if point.own and not point.missing), None)
+        return next((point for point in points if point.is_baseline and not point.missing_reason), None)

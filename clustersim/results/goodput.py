@@ -2,7 +2,7 @@
 
 Definitions. Ideal: the healthy step time times the steps of the run. Goodput: ideal over wall time, the part of its
 time in which a job does work that counts at the speed that it should have. ETTR (effective training time ratio): the
-time in which steps that count ran, slower ones too, over wall time. Neither counts spares: `paid` is goodput times the
+time in which steps that count ran, slower ones too, over wall time. Neither counts spares: `goodput_with_spares` is goodput times the
 job's nodes over all nodes that are kept for it. Losses are seconds of the job, which sum with the ideal to the mean
 wall time; but for those of spares, which are beside it.
 """
@@ -15,12 +15,12 @@ import numpy as np
 
 from clustersim.common.units import JOULES_PER_KWH, Bytes, Joules, Seconds
 
-DAY: Final = 86400.0
+SECONDS_PER_DAY: Final = 86400.0
 PERCENTILES: Final = (10, 50, 90)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """What became of one run, in seconds.
 
     number: which one; work: what counts of it, in seconds of the healthy job; losses: they and the work sum to `wall`;
@@ -41,17 +41,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TimelineInterval:
     """A piece of one run's time. what: a loss, or the state of the cluster in which the job ran; cause: what broke."""
 
     begin: Seconds
     end: Seconds
-    what: str
+    label: str
     cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One point of a curve: a value of what is chosen, and what the runs are with it."""
 
     value: float
@@ -60,20 +60,20 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RunChange:
     """The runs with one thing changed, beside as many of the same runs as they are."""
 
-    words: str
+    description: str
     days: float
-    before: float
+    baseline_days: float
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointing:
+class CheckpointTimes:
     """Seconds of checkpoints. size: bytes; block, drain, load: of each; interval: as run; young, daly: by formula."""
 
     size: Bytes
-    block: Seconds
+    blocking: Seconds
     drain: Seconds
     load: Seconds
     interval: Seconds
@@ -82,7 +82,7 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, slots=True)
-class Goodput:
+class GoodputResult:
     """A job over the tokens of its run, in many runs that differ by what breaks when.
 
     step_times: by state, of those that were simulated; mean_time: between unplanned ends, as rates say; price: of an
@@ -92,46 +92,46 @@ class Goodput:
     """
 
     tokens: float
-    ideal: Seconds
+    ideal_seconds: Seconds
     step_time: Seconds
-    step_band: tuple[Seconds, Seconds]
+    step_time_interval: tuple[Seconds, Seconds]
     gpus: int
     nodes: int
     spare_nodes: int
-    runs: Sequence[Run]
+    runs: Sequence[TrainingRun]
     seed: int
     preset: str
     description: str
-    spread: float
-    mean_time: Seconds
-    checkpoint: Checkpointing
+    rate_spread: float
+    expected_mttf: Seconds
+    checkpoint: CheckpointTimes
     step_times: Mapping[str, Seconds]
-    timeline: Sequence[Piece] = ()
-    intervals: Sequence[Point] = ()
-    spares: Sequence[Point] = ()
-    changes: Sequence[Change] = ()
+    timeline: Sequence[TimelineInterval] = ()
+    interval_sweep: Sequence[SweepPoint] = ()
+    spares_sweep: Sequence[SweepPoint] = ()
+    changes: Sequence[RunChange] = ()
     price: float | None = None
     currency: str = ""
     missing: Sequence[str] = ()
     watts: tuple[float, float] | None = None
     warnings: Sequence[str] = ()
-    wall: Seconds = 0.0
+    wall_seconds: Seconds = 0.0
     complete: bool = True
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """How many runs reached their tokens."""
         return sum(run.finished for run in self.runs)
 
-    def mean(self, of: Sequence[float]) -> float:
+    def mean_over_runs(self, values: Sequence[float]) -> float:
         """The mean over runs."""
-        return float(np.mean(of))
+        return float(np.mean(values))
 
     @property
     def days(self) -> dict[str, float]:
         """Days to the tokens: percentiles and mean over runs."""
-        return _spread([run.wall / DAY for run in self.runs])
+        return _percentiles_and_mean([run.wall / SECONDS_PER_DAY for run in self.runs])
 
     @property
     def goodput(self) -> float:
@@ -141,41 +141,44 @@ class Goodput:
     @property
     def ettr(self) -> float:
         """Time in which steps that count ran, at whatever speed, over wall time."""
-        ran = sum(run.work + run.losses["degraded"] for run in self.runs)
-        return ran / sum(run.wall for run in self.runs)
+        effective_seconds = sum(run.work + run.losses["degraded"] for run in self.runs)
+        return effective_seconds / sum(run.wall for run in self.runs)
 
     @property
-    def paid(self) -> float:
+    def goodput_with_spares(self) -> float:
         """Goodput of all nodes that are kept for the job."""
         return self.goodput * self.nodes / (self.nodes + self.spare_nodes)
 
     @property
-    def loss(self) -> dict[str, Seconds]:
+    def loss_seconds(self) -> dict[str, Seconds]:
         """Seconds of a run by cause, the mean over runs; with those of spares, as seconds of the whole job."""
         names = dict.fromkeys(name for run in self.runs for name in run.losses)
-        found = {name: self.mean([run.losses[name] for run in self.runs]) for name in names}
-        return {**found, "spares": self.mean([run.wall for run in self.runs]) * self.spare_nodes / self.nodes}
+        losses = {name: self.mean_over_runs([run.losses[name] for run in self.runs]) for name in names}
+        return {
+            **losses,
+            "spares": self.mean_over_runs([run.wall for run in self.runs]) * self.spare_nodes / self.nodes,
+        }
 
     @property
     def failures(self) -> dict[str, float]:
         """What broke in a run, by kind, most first; the mean over runs."""
         names = sorted({name for run in self.runs for name in run.failures})
-        found = {name: self.mean([run.failures.get(name, 0) for run in self.runs]) for name in names}
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+        counts = {name: self.mean_over_runs([run.failures.get(name, 0) for run in self.runs]) for name in names}
+        return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
 
     @property
-    def interruptions(self) -> float:
+    def interruption_count(self) -> float:
         """Unplanned ends of a run, the mean over runs."""
-        return self.mean([run.interruptions for run in self.runs])
+        return self.mean_over_runs([run.interruptions for run in self.runs])
 
     @property
     def mttf(self) -> Seconds | None:
         """Time that the job was up for each of its unplanned ends; None where there were none."""
-        ends = sum(run.interruptions for run in self.runs)
-        return sum(run.up for run in self.runs) / ends if ends else None
+        interruption_count = sum(run.interruptions for run in self.runs)
+        return sum(run.up for run in self.runs) / interruption_count if interruption_count else None
 
     @property
-    def states(self) -> dict[str, tuple[Seconds | None, float]]:
+    def state_shares(self) -> dict[str, tuple[Seconds | None, float]]:
         """By state of the cluster its step time and its share of the wall time; what is left is down time."""
         wall = sum(run.wall for run in self.runs)
         names = dict.fromkeys(name for run in self.runs for name in run.states)
@@ -189,18 +192,18 @@ class Goodput:
         if self.price is None:
             return None
         gpus = self.gpus * (self.nodes + self.spare_nodes) / self.nodes
-        return _spread([run.wall / 3600.0 * gpus * self.price for run in self.runs])
+        return _percentiles_and_mean([run.wall / 3600.0 * gpus * self.price for run in self.runs])
 
     @property
     def energy(self) -> Joules | None:
         """Of the job, up and down, and of spares as of a job that is down; None where power is not known."""
         if self.watts is None:
             return None
-        running, still = self.watts
-        spare = still * self.spare_nodes / self.nodes
-        up = self.mean([run.up for run in self.runs])
-        wall = self.mean([run.wall for run in self.runs])
-        return up * running + (wall - up) * still + wall * spare
+        running_watts, idle_watts = self.watts
+        spare_watts = idle_watts * self.spare_nodes / self.nodes
+        up = self.mean_over_runs([run.up for run in self.runs])
+        wall = self.mean_over_runs([run.wall for run in self.runs])
+        return up * running_watts + (wall - up) * idle_watts + wall * spare_watts
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -208,26 +211,28 @@ class Goodput:
         return {
             "goodput": self.goodput,
             "ettr": self.ettr,
-            "goodput_with_spares": self.paid,
+            "goodput_with_spares": self.goodput_with_spares,
             "days": self.days,
-            "ideal_days": self.ideal / DAY,
+            "ideal_days": self.ideal_seconds / SECONDS_PER_DAY,
             "tokens": self.tokens,
             "runs": len(self.runs),
-            "finished": self.finished,
+            "finished": self.finished_count,
             "seed": self.seed,
             "step_time_s": self.step_time,
-            "step_time_band_s": list(self.step_band),
+            "step_time_band_s": list(self.step_time_interval),
             "failures": {"mean": sum(self.failures.values()), "by_component": self.failures},
-            "interruptions": self.interruptions,
+            "interruptions": self.interruption_count,
             "mttf_s": self.mttf,
-            "loss_s": self.loss,
-            "states": {name: {"step_time_s": step, "share": share} for name, (step, share) in self.states.items()},
+            "loss_s": self.loss_seconds,
+            "states": {
+                name: {"step_time_s": step, "share": share} for name, (step, share) in self.state_shares.items()
+            },
             "checkpoint_interval_s": self.checkpoint.interval,
-            "young_s": _finite(self.checkpoint.young),
-            "daly_s": _finite(self.checkpoint.daly),
+            "young_s": _finite_or_none(self.checkpoint.young),
+            "daly_s": _finite_or_none(self.checkpoint.daly),
             "checkpoint": {
                 "bytes": self.checkpoint.size,
-                "block_s": self.checkpoint.block,
+                "block_s": self.checkpoint.blocking,
                 "drain_s": self.checkpoint.drain,
                 "load_s": self.checkpoint.load,
             },
@@ -237,30 +242,31 @@ class Goodput:
             "nodes": self.nodes,
             "spare_nodes": self.spare_nodes,
             "preset": self.preset,
-            "spread": self.spread,
-            "intervals": [_point(interval) for interval in self.intervals],
-            "spares": [_point(spare) for spare in self.spares],
+            "spread": self.rate_spread,
+            "intervals": [_point_to_dict(sweep_point) for sweep_point in self.interval_sweep],
+            "spares": [_point_to_dict(item) for item in self.spares_sweep],
             "what_if": [
-                {"words": change.words, "days": change.days, "days_before": change.before} for change in self.changes
+                {"words": change.description, "days": change.days, "days_before": change.baseline_days}
+                for change in self.changes
             ],
             "missing": list(self.missing),
             "warnings": list(self.warnings),
             "complete": self.complete,
-            "wall_s": self.wall,
+            "wall_s": self.wall_seconds,
         }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    found = np.percentile(values, PERCENTILES)
+def _percentiles_and_mean(values: Sequence[float]) -> dict[str, float]:
+    percentiles = np.percentile(values, PERCENTILES)
     return {
-        **{f"p{name}": float(value) for name, value in zip(PERCENTILES, found, strict=True)},
+        **{f"p{name}": float(value) for name, value in zip(PERCENTILES, percentiles, strict=True)},
         "mean": float(np.mean(values)),
     }
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _point(each: Point) -> dict[str, float]:
-    return {"value": each.value, "goodput": each.goodput, "days": each.days}
+def _point_to_dict(point: SweepPoint) -> dict[str, float]:
+    return {"value": point.value, "goodput": point.goodput, "days": point.days}

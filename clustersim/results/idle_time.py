@@ -27,216 +27,253 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
 from clustersim.program.task import HOST_STREAMS, Stream
-from clustersim.results.critical_predecessors import Causes
-from clustersim.results.time_categories import PARTS, Part
-from clustersim.results.trace_table import WHOLE, Rows, Span, staged
+from clustersim.results.critical_predecessors import PredecessorLookup
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
+from clustersim.results.trace_table import FULL_RUN, TimeWindow, TraceTable, has_pipeline
 from clustersim.trace.trace import Trace
 
-Busy = tuple[IntArray, IntArray, FloatArray]
+GapSeconds = tuple[IntArray, IntArray, FloatArray]
 """Numbers of gaps, the part of what moved in each, and for how many seconds of the gap it did."""
-Moved = tuple[IntArray, IntArray, FloatArray, FloatArray]
+GapTransfers = tuple[IntArray, IntArray, FloatArray, FloatArray]
 """Numbers of gaps, the part of what moved in each, and from when to when of the gap it did."""
-_ELSEWHERE: Final = (Stream.COMPUTE, Stream.RECEIVE)
+_NON_CHAINED_STREAMS: Final = (Stream.COMPUTE, Stream.RECEIVE)
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class ComputeEvents:
     """What compute streams ran, and at the end waited for.
 
     row: trace rows by class and time; start: seconds, clipped to the last block's end for rows of data streams;
     first: [classes + 1] where each class begins.
     """
 
-    row: IntArray
+    events: IntArray
     start: FloatArray
-    first: IntArray
+    class_offset: IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
+class IdleGaps:
     """Pauses of compute streams, columns of one length.
 
     owner: class; start, end: seconds; awaited: the row that was waited for, or -1; rest: place of the part that the
     time is in which nothing awaited moved; causes: of all rows.
     """
 
-    owner: IntArray
+    rank_class: IntArray
     start: FloatArray
     end: FloatArray
     awaited: IntArray
-    rest: IntArray
-    causes: Causes
+    remainder_category: IntArray
+    predecessors: PredecessorLookup
 
 
-def compute_queue(trace: Trace, rows: Rows) -> Queue:
+def build_compute_events(trace: Trace, table: TraceTable) -> ComputeEvents:
     """Rows of the compute streams, and those of data streams that end after a class's last one."""
-    last = np.zeros(len(rows.ranks))
-    computes = np.flatnonzero(trace.stream == Stream.COMPUTE)
-    np.maximum.at(last, rows.owner[computes], trace.end[computes])
-    moves = np.flatnonzero(trace.stream == Stream.DP)
-    late = moves[trace.end[moves] > last[rows.owner[moves]]]
-    row = np.concatenate((computes, late))
-    start = np.concatenate((trace.start[computes], np.maximum(trace.start[late], last[rows.owner[late]])))
-    order = _in_order(rows, row, len(computes))
-    first = np.searchsorted(rows.owner[row[order]], np.arange(len(rows.ranks) + 1))
-    return Queue(row[order], start[order], first)
+    last_end = np.zeros(len(table.ranks))
+    compute = np.flatnonzero(trace.stream == Stream.COMPUTE)
+    np.maximum.at(last_end, table.rank_class[compute], trace.end[compute])
+    dp_events = np.flatnonzero(trace.stream == Stream.DP)
+    trailing = dp_events[trace.end[dp_events] > last_end[table.rank_class[dp_events]]]
+    events = np.concatenate((compute, trailing))
+    start = np.concatenate(
+        (trace.start[compute], np.maximum(trace.start[trailing], last_end[table.rank_class[trailing]]))
+    )
+    order = _execution_order(table, events, len(compute))
+    class_offset = np.searchsorted(table.rank_class[events[order]], np.arange(len(table.ranks) + 1))
+    return ComputeEvents(events[order], start[order], class_offset)
 
 
-def _in_order(rows: Rows, row: IntArray, computes: int) -> IntArray:
+def _execution_order(table: TraceTable, events: IntArray, compute_count: int) -> IntArray:
     """Sort rows by class, then compute streams before data streams, then as the stream ran them: by task."""
-    tasks = len(rows.tasks.block) + 1
-    late = np.arange(len(row)) >= computes
-    order: IntArray = np.argsort((rows.owner[row] * 2 + late) * tasks + rows.trace.task[row], kind="stable")
+    key_stride = len(table.tasks.segment) + 1
+    is_trailing = np.arange(len(events)) >= compute_count
+    order: IntArray = np.argsort(
+        (table.rank_class[events] * 2 + is_trailing) * key_stride + table.trace.task[events], kind="stable"
+    )
     return order
 
 
-def find_gaps(trace: Trace, rows: Rows, queue: Queue) -> Gaps:
+def find_gaps(trace: Trace, table: TraceTable, compute: ComputeEvents) -> IdleGaps:
     """All gaps that ended because a task began."""
-    owner = rows.owner[queue.row]
-    previous = np.concatenate(([0.0], trace.end[queue.row[:-1]]))[: len(queue.row)]
-    previous[queue.first[:-1][np.diff(queue.first) > 0]] = 0.0
-    chosen = np.flatnonzero(queue.start > previous)
-    causes = Causes.of(rows)
-    awaited = _awaited(rows, causes, queue.row[chosen])
-    crosses = (awaited >= 0) & rows.tasks.crosses[rows.entry[awaited]]
-    rest = np.where(crosses, _phases(rows, queue, owner)[chosen], Part.WAIT.place)
-    return Gaps(owner[chosen], previous[chosen], queue.start[chosen], awaited, rest, causes)
+    rank_class = table.rank_class[compute.events]
+    previous = np.concatenate(([0.0], trace.end[compute.events[:-1]]))[: len(compute.events)]
+    previous[compute.class_offset[:-1][np.diff(compute.class_offset) > 0]] = 0.0
+    gap_events = np.flatnonzero(compute.start > previous)
+    predecessors = PredecessorLookup.from_trace(table)
+    awaited = _awaited_events(table, predecessors, compute.events[gap_events])
+    crosses_stages = (awaited >= 0) & table.tasks.crosses_stages[table.entry[awaited]]
+    remainder_category = np.where(
+        crosses_stages, _bubble_categories(table, compute, rank_class)[gap_events], TimeCategory.WAIT.index
+    )
+    return IdleGaps(
+        rank_class[gap_events],
+        previous[gap_events],
+        compute.start[gap_events],
+        awaited,
+        remainder_category,
+        predecessors,
+    )
 
 
-def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue, span: Span = WHOLE) -> FloatArray:
+def idle_seconds(
+    trace: Trace, program: Program, table: TraceTable, compute: ComputeEvents, window: TimeWindow = FULL_RUN
+) -> FloatArray:
     """Seconds within a span in which compute streams stood still: [classes, parts]."""
-    seconds = np.zeros((len(rows.ranks), len(PARTS)))
-    gaps = find_gaps(trace, rows, queue)
-    gaps = replace(gaps, start=np.clip(gaps.start, *span), end=np.clip(gaps.end, *span))
-    moved = np.zeros(len(gaps.owner))
-    gap, part, start, end = followed(rows, gaps)
-    causes = gap, part, end - start
-    for chosen, part, busy in (*_receiving(trace, rows, gaps), *_queueing(trace, rows, gaps), causes):
-        np.add.at(seconds, (gaps.owner[chosen], part), busy)
-        np.add.at(moved, chosen, busy)
-    np.add.at(seconds, (gaps.owner, gaps.rest), np.maximum(gaps.end - gaps.start - moved, 0.0))
-    _add_end(seconds, trace, program, queue, span)
+    seconds = np.zeros((len(table.ranks), len(TIME_CATEGORIES)))
+    gaps = find_gaps(trace, table, compute)
+    gaps = replace(gaps, start=np.clip(gaps.start, *window), end=np.clip(gaps.end, *window))
+    transfer_seconds = np.zeros(len(gaps.rank_class))
+    gap, category, start, end = host_chain_transfers(table, gaps)
+    host_chain = gap, category, end - start
+    for gap_index, category, busy_seconds in (
+        *_receive_seconds(trace, table, gaps),
+        *_stream_seconds(trace, table, gaps),
+        host_chain,
+    ):
+        np.add.at(seconds, (gaps.rank_class[gap_index], category), busy_seconds)
+        np.add.at(transfer_seconds, gap_index, busy_seconds)
+    np.add.at(
+        seconds, (gaps.rank_class, gaps.remainder_category), np.maximum(gaps.end - gaps.start - transfer_seconds, 0.0)
+    )
+    _add_tail(seconds, trace, program, compute, window)
     return seconds
 
 
-def _add_end(seconds: FloatArray, trace: Trace, program: Program, queue: Queue, span: Span) -> None:
-    part = Part.BUBBLE_COOLDOWN if staged(program) else Part.WAIT
-    filled = np.diff(queue.first) > 0
+def _add_tail(seconds: FloatArray, trace: Trace, program: Program, compute: ComputeEvents, window: TimeWindow) -> None:
+    category = TimeCategory.BUBBLE_COOLDOWN if has_pipeline(program) else TimeCategory.WAIT
+    has_events = np.diff(compute.class_offset) > 0
     ends = np.zeros(len(seconds))
-    ends[filled] = trace.end[queue.row[queue.first[1:][filled] - 1]]
-    seconds[:, part.place] += np.clip(trace.makespan, *span) - np.clip(ends, *span)
+    ends[has_events] = trace.end[compute.events[compute.class_offset[1:][has_events] - 1]]
+    seconds[:, category.index] += np.clip(trace.makespan, *window) - np.clip(ends, *window)
 
 
-def _awaited(rows: Rows, causes: Causes, row: IntArray) -> IntArray:
+def _awaited_events(table: TraceTable, predecessors: PredecessorLookup, events: IntArray) -> IntArray:
     """The communication of the rank's own that each row waited for: its cause, else itself, else -1."""
-    trace, cause = rows.trace, causes(row)
-    own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & (trace.stream[cause] != Stream.COMPUTE)
-    return np.where(own, cause, np.where(rows.tasks.exchange[rows.entry[row]] >= 0, row, -1))
+    trace, predecessor = table.trace, predecessors(events)
+    is_rank_comm = (
+        (predecessor >= 0)
+        & (trace.rank[predecessor] == trace.rank[events])
+        & (trace.stream[predecessor] != Stream.COMPUTE)
+    )
+    return np.where(is_rank_comm, predecessor, np.where(table.tasks.comm_op[table.entry[events]] >= 0, events, -1))
 
 
-def _phases(rows: Rows, queue: Queue, owner: IntArray) -> IntArray:
+def _bubble_categories(table: TraceTable, compute: ComputeEvents, rank_class: IntArray) -> IntArray:
     """Which bubble a gap before each row of the queue would be: places of parts."""
-    place = np.arange(len(queue.row))
-    entry = rows.entry[queue.row]
-    own = owner * rows.steps + rows.tasks.step[entry]
-    first_backward = np.full(len(rows.ranks) * rows.steps, len(queue.row))
-    last_forward = np.full(len(rows.ranks) * rows.steps, -1)
-    backward, forward = rows.tasks.backward[entry], rows.tasks.forward[entry]
-    np.minimum.at(first_backward, own[backward], place[backward])
-    np.maximum.at(last_forward, own[forward], place[forward])
-    after = np.where(place > last_forward[own], Part.BUBBLE_COOLDOWN.place, Part.BUBBLE_STEADY.place)
-    return np.where(place <= first_backward[own], Part.BUBBLE_WARMUP.place, after)
+    position = np.arange(len(compute.events))
+    entry = table.entry[compute.events]
+    class_step = rank_class * table.step_count + table.tasks.step[entry]
+    first_backward = np.full(len(table.ranks) * table.step_count, len(compute.events))
+    last_forward = np.full(len(table.ranks) * table.step_count, -1)
+    is_backward, is_forward = table.tasks.is_backward[entry], table.tasks.is_forward[entry]
+    np.minimum.at(first_backward, class_step[is_backward], position[is_backward])
+    np.maximum.at(last_forward, class_step[is_forward], position[is_forward])
+    after = np.where(
+        position > last_forward[class_step], TimeCategory.BUBBLE_COOLDOWN.index, TimeCategory.BUBBLE_STEADY.index
+    )
+    return np.where(position <= first_backward[class_step], TimeCategory.BUBBLE_WARMUP.index, after)
 
 
-def _receiving(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
+def _receive_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator[GapSeconds]:
     """Overlap of gaps with the one transfer that each awaits on the receive stream."""
-    chosen = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
-    awaited = gaps.awaited[chosen]
-    begin = np.maximum(gaps.start[chosen], trace.start[awaited])
-    busy = np.minimum(gaps.end[chosen], trace.end[awaited]) - begin
-    yield chosen, rows.tasks.part[rows.entry[awaited]], np.maximum(busy, 0.0)
+    gap_index = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
+    awaited = gaps.awaited[gap_index]
+    begin = np.maximum(gaps.start[gap_index], trace.start[awaited])
+    overlap = np.minimum(gaps.end[gap_index], trace.end[awaited]) - begin
+    yield gap_index, table.tasks.category[table.entry[awaited]], np.maximum(overlap, 0.0)
 
 
-def _queueing(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
+def _stream_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator[GapSeconds]:
     """Overlap of gaps with everything that moved on the stream that each awaits, by part."""
-    chosen = queued(rows, gaps)
-    waits = gaps.owner[chosen] * len(Stream) + trace.stream[gaps.awaited[chosen]]
-    moves = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
-    keys = rows.owner[moves] * len(Stream) + trace.stream[moves]
-    awaited = np.isin(keys, waits)
-    moves, keys = moves[awaited], keys[awaited]
-    parts = rows.tasks.part[rows.entry[moves]]
-    for part in np.unique(parts).tolist():
-        busy = _BusyTime.of(trace, moves[parts == part], keys[parts == part])
-        seconds = busy.until(waits, gaps.end[chosen]) - busy.until(waits, gaps.start[chosen])
-        yield chosen, np.full(len(chosen), part), seconds
+    gap_index = stream_wait_gaps(table, gaps)
+    gap_keys = gaps.rank_class[gap_index] * len(Stream) + trace.stream[gaps.awaited[gap_index]]
+    transfers = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
+    keys = table.rank_class[transfers] * len(Stream) + trace.stream[transfers]
+    awaited = np.isin(keys, gap_keys)
+    transfers, keys = transfers[awaited], keys[awaited]
+    categories = table.tasks.category[table.entry[transfers]]
+    for category in np.unique(categories).tolist():
+        busy_time = _CumulativeBusyTime.from_events(
+            trace, transfers[categories == category], keys[categories == category]
+        )
+        seconds = busy_time.busy_until(gap_keys, gaps.end[gap_index]) - busy_time.busy_until(
+            gap_keys, gaps.start[gap_index]
+        )
+        yield gap_index, np.full(len(gap_index), category), seconds
 
 
-def followed(rows: Rows, gaps: Gaps) -> Moved:
+def host_chain_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
     """What moved in the gaps that the host had a part in, one after the other."""
-    gap, row = _causes(rows, gaps)
-    start = np.maximum(gaps.start[gap], rows.trace.start[row])
-    end = np.maximum(np.minimum(gaps.end[gap], rows.trace.end[row]), start)
-    return gap, rows.tasks.part[rows.entry[row]], start, end
+    gap, events = _host_chains(table, gaps)
+    start = np.maximum(gaps.start[gap], table.trace.start[events])
+    end = np.maximum(np.minimum(gaps.end[gap], table.trace.end[events]), start)
+    return gap, table.tasks.category[table.entry[events]], start, end
 
 
-def queued(rows: Rows, gaps: Gaps) -> IntArray:
+def stream_wait_gaps(table: TraceTable, gaps: IdleGaps) -> IntArray:
     """The gaps that await a stream of the rank's own, and that the host had no part in."""
-    stream = rows.trace.stream[gaps.awaited]
+    stream = table.trace.stream[gaps.awaited]
     awaits = (gaps.awaited >= 0) & (stream != Stream.RECEIVE)
-    awaits[_causes(rows, gaps)[0]] = False
-    chosen: IntArray = np.flatnonzero(awaits)
-    return chosen
+    awaits[_host_chains(table, gaps)[0]] = False
+    gap_index: IntArray = np.flatnonzero(awaits)
+    return gap_index
 
 
-def _causes(rows: Rows, gaps: Gaps) -> tuple[IntArray, IntArray]:
+def _host_chains(table: TraceTable, gaps: IdleGaps) -> tuple[IntArray, IntArray]:
     """Gaps that the host had a part in, with each row of the rank's own that had to end, one because of the other."""
-    trace, nothing = rows.trace, np.zeros(0, np.int64)
+    trace, empty = table.trace, np.zeros(0, np.int64)
     if not np.isin(trace.stream, HOST_STREAMS).any():
-        return nothing, nothing
+        return empty, empty
     gap = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] != Stream.RECEIVE))
-    row = gaps.awaited[gap]
-    found = [(nothing, nothing)]
+    events = gaps.awaited[gap]
+    chains = [(empty, empty)]
     while len(gap):
-        within = trace.end[row] > gaps.start[gap]
-        gap, row = gap[within], row[within]
-        found.append((gap, row))
-        cause = gaps.causes(row)
-        own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & ~np.isin(trace.stream[cause], _ELSEWHERE)
-        gap, row = gap[own], cause[own]
-    gap, row = (np.concatenate(column) for column in zip(*found, strict=True))
-    hosted = np.isin(gap, gap[np.isin(trace.stream[row], HOST_STREAMS)])
-    return gap[hosted], row[hosted]
+        ends_in_gap = trace.end[events] > gaps.start[gap]
+        gap, events = gap[ends_in_gap], events[ends_in_gap]
+        chains.append((gap, events))
+        predecessor = gaps.predecessors(events)
+        is_rank_comm = (
+            (predecessor >= 0)
+            & (trace.rank[predecessor] == trace.rank[events])
+            & ~np.isin(trace.stream[predecessor], _NON_CHAINED_STREAMS)
+        )
+        gap, events = gap[is_rank_comm], predecessor[is_rank_comm]
+    gap, events = (np.concatenate(column) for column in zip(*chains, strict=True))
+    involves_host = np.isin(gap, gap[np.isin(trace.stream[events], HOST_STREAMS)])
+    return gap[involves_host], events[involves_host]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _BusyTime:
+class _CumulativeBusyTime:
     """How long streams have been busy by a given time. Rows by stream, in order of time.
 
     when: sorts as (stream, start); stream, end; total: [rows + 1] busy seconds of all rows before; whole: span of time.
     """
 
-    when: FloatArray
+    sort_key: FloatArray
     stream: IntArray
     end: FloatArray
-    total: FloatArray
-    whole: float
+    busy_before: FloatArray
+    key_stride: float
 
     @classmethod
-    def of(cls, trace: Trace, row: IntArray, stream: IntArray) -> Self:
-        whole = 2.0 * trace.makespan
-        order = np.lexsort((trace.start[row], stream))
-        row, stream = row[order], stream[order]
-        start, end = trace.start[row], trace.end[row]
-        return cls(stream * whole + start, stream, end, np.concatenate(([0.0], np.cumsum(end - start))), whole)
+    def from_events(cls, trace: Trace, events: IntArray, stream: IntArray) -> Self:
+        key_stride = 2.0 * trace.makespan
+        order = np.lexsort((trace.start[events], stream))
+        events, stream = events[order], stream[order]
+        start, end = trace.start[events], trace.end[events]
+        return cls(
+            stream * key_stride + start, stream, end, np.concatenate(([0.0], np.cumsum(end - start))), key_stride
+        )
 
-    def until(self, stream: IntArray, time: FloatArray) -> FloatArray:
+    def busy_until(self, stream: IntArray, time: FloatArray) -> FloatArray:
         """Busy seconds of a stream in [0, time]: those of all rows that have begun, less what the last still has to do.
 
         Places are found to a rounding of the streams' numbers times the makespan; a row that begins within it of `time`
         has as much to do as it adds, so it counts for nothing either way.
         """
         first = np.searchsorted(self.stream, stream, side="left")
-        begun = np.maximum(np.searchsorted(self.when, stream * self.whole + time, side="right"), first)
-        left = np.where(begun > first, np.maximum(self.end[begun - 1] - time, 0.0), 0.0)
-        return self.total[begun] - self.total[first] - left
+        begun_count = np.maximum(np.searchsorted(self.sort_key, stream * self.key_stride + time, side="right"), first)
+        unfinished = np.where(begun_count > first, np.maximum(self.end[begun_count - 1] - time, 0.0), 0.0)
+        return self.busy_before[begun_count] - self.busy_before[first] - unfinished

@@ -23,70 +23,76 @@ class Intervals:
         """How long each is."""
         return self.end - self.start
 
-    def total(self, keys: int) -> FloatArray:
+    def total_seconds(self, key_count: int) -> FloatArray:
         """Seconds of each of so many keys, what overlaps counted as often as it is there: [keys]."""
-        return np.bincount(self.key, self.seconds, minlength=keys).astype(np.float64, copy=False)
+        return np.bincount(self.key, self.seconds, minlength=key_count).astype(np.float64, copy=False)
 
-    def sorted(self) -> "Intervals":
+    def sort_by_key(self) -> "Intervals":
         """By key and time."""
-        order = np.argsort(self.key * _apart(self) + self.start, kind="stable")  # fast where they are sorted mostly
+        order = np.argsort(
+            self.key * _key_stride(self) + self.start, kind="stable"
+        )  # fast where they are sorted mostly
         return Intervals(self.key[order], self.start[order], self.end[order])
 
-    def joined(self) -> "Intervals":
+    def merge_overlapping(self) -> "Intervals":
         """Those of a key that overlap or touch as one, by key and time."""
         if len(self) == 0:
             return self
-        ordered = self.sorted()
-        apart = _apart(ordered)
-        reached = np.maximum.accumulate(ordered.key * apart + ordered.end)
-        new = np.concatenate(([True], ordered.key[1:] * apart + ordered.start[1:] > reached[:-1]))
-        new[1:] |= ordered.key[1:] != ordered.key[:-1]
-        first = np.flatnonzero(new)
-        return Intervals(ordered.key[first], ordered.start[first], np.maximum.reduceat(ordered.end, first))
+        ordered = self.sort_by_key()
+        key_stride = _key_stride(ordered)
+        latest_end = np.maximum.accumulate(ordered.key * key_stride + ordered.end)
+        starts_new = np.concatenate(([True], ordered.key[1:] * key_stride + ordered.start[1:] > latest_end[:-1]))
+        starts_new[1:] |= ordered.key[1:] != ordered.key[:-1]
+        first_index = np.flatnonzero(starts_new)
+        return Intervals(
+            ordered.key[first_index], ordered.start[first_index], np.maximum.reduceat(ordered.end, first_index)
+        )
 
 
-def common(some: Intervals, others: Intervals) -> tuple[IntArray, IntArray, Intervals]:
-    """Where intervals of equal keys overlap: which of `some`, which of `others`, and the time that they share.
+def intersect(left: Intervals, right: Intervals) -> tuple[IntArray, IntArray, Intervals]:
+    """Where intervals of equal keys overlap: which of `select`, which of `others`, and the time that they share.
 
     others: by key and time, and those of a key apart from each other.
     """
-    apart = max(_apart(some), _apart(others))
-    low = np.searchsorted(others.key * apart + others.end, some.key * apart + some.start, side="right")
-    high = np.searchsorted(others.key * apart + others.start, some.key * apart + some.end, side="left")
-    count = np.maximum(high - low, 0)
-    one = np.repeat(np.arange(len(some)), count)
-    other = np.arange(len(one)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(low, count)
-    start = np.maximum(some.start[one], others.start[other])
-    end = np.maximum(np.minimum(some.end[one], others.end[other]), start)
-    return one, other, Intervals(some.key[one], start, end)
+    key_stride = max(_key_stride(left), _key_stride(right))
+    first_match = np.searchsorted(right.key * key_stride + right.end, left.key * key_stride + left.start, side="right")
+    match_end = np.searchsorted(right.key * key_stride + right.start, left.key * key_stride + left.end, side="left")
+    count = np.maximum(match_end - first_match, 0)
+    left_index = np.repeat(np.arange(len(left)), count)
+    right_index = (
+        np.arange(len(left_index)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first_match, count)
+    )
+    start = np.maximum(left.start[left_index], right.start[right_index])
+    end = np.maximum(np.minimum(left.end[left_index], right.end[right_index]), start)
+    return left_index, right_index, Intervals(left.key[left_index], start, end)
 
 
-def tracks(key: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
+def assign_tracks(key: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
     """For every interval the first track of its key that is free when it starts: [n]."""
     track = np.zeros(len(key), dtype=np.int64)
-    lasts: dict[int, list[float]] = {}
-    for item in np.lexsort((end, start, key)).tolist():
-        ends = lasts.setdefault(int(key[item]), [])
-        free = next((number for number, until in enumerate(ends) if until <= start[item]), len(ends))
-        ends[free : free + 1] = [float(end[item])]
-        track[item] = free
+    track_ends: dict[int, list[float]] = {}
+    for interval in np.lexsort((end, start, key)).tolist():
+        ends = track_ends.setdefault(int(key[interval]), [])
+        free_track = next((index for index, track_end in enumerate(ends) if track_end <= start[interval]), len(ends))
+        ends[free_track : free_track + 1] = [float(end[interval])]
+        track[interval] = free_track
     return track
 
 
-def sums(start: IntArray, end: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+def sum_over_time(start: IntArray, end: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
     """What values of intervals sum to from each time on at which that changes; exactly nothing where none is."""
     times = np.append(start, end)
     order = np.argsort(times, kind="stable")
-    running, value = (np.append(array, -array)[order].cumsum() for array in (np.ones(len(start)), values))
-    return last(times[order], np.where(running > 0, value, 0.0))
+    active_count, value = (np.append(array, -array)[order].cumsum() for array in (np.ones(len(start)), values))
+    return last_per_time(times[order], np.where(active_count > 0, value, 0.0))
 
 
-def last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+def last_per_time(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
     """Of several values at one time the last. times: ascending."""
-    kept = np.diff(times, append=times[-1:] + 1) != 0
-    return times[kept], values[kept]
+    is_last = np.diff(times, append=times[-1:] + 1) != 0
+    return times[is_last], values[is_last]
 
 
-def _apart(intervals: Intervals) -> float:
+def _key_stride(intervals: Intervals) -> float:
     """By how much times of successive keys are set apart, so that (key, time) sorts as one number."""
     return 2.0 * float(intervals.end.max(initial=0.0)) or 1.0

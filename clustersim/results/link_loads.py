@@ -16,12 +16,12 @@ from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.hardware.topology import Fabric, LinkInfo
 from clustersim.program.task import CommOp, ComputeTask, HostOp, ReceiveTask
-from clustersim.results.link_volumes import Volumes
-from clustersim.results.trace_table import Rows
+from clustersim.results.link_volumes import VolumeModel
+from clustersim.results.trace_table import TraceTable
 from clustersim.results.transfer_events import spread_over_time
 from clustersim.trace.trace import OperationSpans
 
-MOST: Final = 50_000_000
+MAX_ENTRIES: Final = 50_000_000
 """Numbers of a table: 400 MB."""
 
 
@@ -30,132 +30,140 @@ class LinkLoads:
     """Bytes on links over time. links: [links] as people know them; edges: [bins + 1] s; moved: [links, bins] bytes."""
 
     links: tuple[LinkInfo, ...]
-    edges: FloatArray
-    moved: FloatArray
+    bin_edges: FloatArray
+    bytes_by_bin: FloatArray
 
     @property
-    def rate(self) -> FloatArray:
+    def byte_rates(self) -> FloatArray:
         """Bytes per second of each link in each bin: [links, bins]."""
-        rate: FloatArray = self.moved / np.diff(self.edges)
+        rate: FloatArray = self.bytes_by_bin / np.diff(self.bin_edges)
         return rate
 
     @property
-    def carried(self) -> FloatArray:
+    def total_bytes(self) -> FloatArray:
         """Bytes that each link carries in all: [links]."""
-        total: FloatArray = self.moved.sum(axis=1)
+        total: FloatArray = self.bytes_by_bin.sum(axis=1)
         return total
 
-    def columns(self) -> dict[str, Any]:
+    def to_columns(self) -> dict[str, Any]:
         """A table with a row for each link and bin, as a data frame takes it: seconds, names, bytes per second."""
-        bins = len(self.edges) - 1
-        named = {
+        bins = len(self.bin_edges) - 1
+        link_columns = {
             "source": [link.source for link in self.links],
             "target": [link.target for link in self.links],
             "kind": [link.kind.value for link in self.links],
             "bandwidth": [link.bandwidth for link in self.links],
         }
         return {
-            **{name: np.repeat(np.array(values), bins) for name, values in named.items()},
-            "start": np.tile(self.edges[:-1], len(self.links)),
-            "end": np.tile(self.edges[1:], len(self.links)),
-            "bytes_per_second": self.rate.reshape(-1),
+            **{name: np.repeat(np.array(values), bins) for name, values in link_columns.items()},
+            "start": np.tile(self.bin_edges[:-1], len(self.links)),
+            "end": np.tile(self.bin_edges[1:], len(self.links)),
+            "bytes_per_second": self.byte_rates.reshape(-1),
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sender:
+class TrafficSource:
     """A run that puts bytes on links. volumes: knows how many and where; operations: those inside blocks of a rank."""
 
-    rows: Rows
-    volumes: Volumes
-    operations: Callable[[int], OperationSpans]
+    trace_table: TraceTable
+    volumes: VolumeModel
+    operation_spans: Callable[[int], OperationSpans]
 
-    def moved(self) -> "Iterator[_Moved]":
+    def transfers(self) -> "Iterator[_CommOpRuns]":
         """All that it moves."""
-        for rank in self.rows.ranks.tolist():
-            yield from _of_rank(self, rank, self.operations(rank))
+        for rank in self.trace_table.ranks.tolist():
+            yield from _rank_transfers(self, rank, self.operation_spans(rank))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Moved:
+class _CommOpRuns:
     """Runs of an exchange by a simulated rank: when."""
 
-    sender: Sender
+    source: TrafficSource
     rank: int
-    exchange: CommOp
+    comm_op: CommOp
     start: FloatArray
     end: FloatArray
 
 
-def link_loads(senders: Sequence[Sender], fabric: Fabric, *, links: Sequence[tuple[str, str]], bins: int) -> LinkLoads:
+def compute_link_loads(
+    sources: Sequence[TrafficSource], fabric: Fabric, *, links: Sequence[tuple[str, str]], bin_count: int
+) -> LinkLoads:
     """Bytes on some links, named by their ends (none: all that carry any), in bins of equal length of the first run.
 
-    Raises InputError for links that are not there, and for more than `MOST` numbers.
+    Raises InputError for links that are not there, and for more than `MAX_ENTRIES` numbers.
     """
-    if bins < 1:
-        raise InputError(f"bins: {bins}; 1 is the fewest")
-    named = [fabric.find_link(*ends) for ends in links]
-    moved = [item for sender in senders for item in sender.moved()]
-    chosen = np.array(named, np.int64) if named else _loaded(moved, len(fabric.links.kind))
-    if len(chosen) * bins > MOST:
-        raise InputError(f"{len(chosen):,} links in {bins:,} bins are too many; name some links, or ask for fewer bins")
-    place = np.full(len(fabric.links.kind), -1)
-    place[chosen] = np.arange(len(chosen))
-    whole, total = senders[0].rows.trace.makespan, np.zeros((len(chosen), bins))
-    width = whole / bins
-    for element in moved:
-        link, amount = _entries(element)
-        mine = place[link] >= 0
-        if mine.any():
-            loads = np.bincount(place[link[mine]], amount[mine], minlength=len(chosen))
-            over_time = spread_over_time(*_within(element, whole), width, bins)
+    if bin_count < 1:
+        raise InputError(f"bins: {bin_count}; 1 is the fewest")
+    link_ids = [fabric.find_link(*ends) for ends in links]
+    op_runs = [runs for source in sources for runs in source.transfers()]
+    selected = np.array(link_ids, np.int64) if link_ids else _loaded_links(op_runs, len(fabric.links.kind))
+    if len(selected) * bin_count > MAX_ENTRIES:
+        raise InputError(
+            f"{len(selected):,} links in {bin_count:,} bins are too many; name some links, or ask for fewer bins"
+        )
+    position = np.full(len(fabric.links.kind), -1)
+    position[selected] = np.arange(len(selected))
+    makespan, total = sources[0].trace_table.trace.makespan, np.zeros((len(selected), bin_count))
+    bin_width = makespan / bin_count
+    for runs in op_runs:
+        link, amount = _link_entries(runs)
+        is_selected = position[link] >= 0
+        if is_selected.any():
+            loads = np.bincount(position[link[is_selected]], amount[is_selected], minlength=len(selected))
+            over_time = spread_over_time(*_clip_runs(runs, makespan), bin_width, bin_count)
             total[loads > 0.0] += loads[loads > 0.0, None] * over_time
     return LinkLoads(
-        tuple(map(fabric.link_info, chosen.tolist())), width * np.arange(bins + 1, dtype=np.float64), total
+        tuple(map(fabric.link_info, selected.tolist())), bin_width * np.arange(bin_count + 1, dtype=np.float64), total
     )
 
 
-def _within(moved: _Moved, whole: Seconds) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _clip_runs(op_runs: _CommOpRuns, duration: Seconds) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Starts and ends of runs as far as they are within so many seconds, and the part of each that is."""
-    start, end = np.clip(moved.start, 0.0, whole), np.clip(moved.end, 0.0, whole)
-    at_once = (moved.start >= 0.0) & (moved.end <= whole)
-    lasts = moved.end > moved.start
-    part = np.divide(end - start, moved.end - moved.start, out=at_once.astype(np.float64), where=lasts)
-    return start, end, part
+    start, end = np.clip(op_runs.start, 0.0, duration), np.clip(op_runs.end, 0.0, duration)
+    is_inside = (op_runs.start >= 0.0) & (op_runs.end <= duration)
+    has_duration = op_runs.end > op_runs.start
+    fraction = np.divide(end - start, op_runs.end - op_runs.start, out=is_inside.astype(np.float64), where=has_duration)
+    return start, end, fraction
 
 
-def _of_rank(sender: Sender, rank: int, inside: OperationSpans) -> Iterator[_Moved]:
+def _rank_transfers(source: TrafficSource, rank: int, spans: OperationSpans) -> Iterator[_CommOpRuns]:
     """Exchanges of a simulated rank, on streams of their own and inside blocks."""
-    rows = sender.rows
+    rows = source.trace_table
     trace, tasks = rows.trace, rows.program.programs[int(rows.program.program_index[rank])].tasks
-    own = trace.rank_events(rank)
-    outside: dict[CommOp, list[int]] = {}
-    for row, task in ((row, tasks[number]) for row, number in zip(own.tolist(), trace.task[own].tolist(), strict=True)):
+    events = trace.rank_events(rank)
+    task_ops: dict[CommOp, list[int]] = {}
+    for event, task in (
+        (event, tasks[task_id]) for event, task_id in zip(events.tolist(), trace.task[events].tolist(), strict=True)
+    ):
         if not isinstance(task, ComputeTask | ReceiveTask) and not isinstance(task.comm_op, HostOp):
-            outside.setdefault(task.comm_op, []).append(row)
-    for exchange, found in outside.items():
-        yield _Moved(sender, rank, exchange, trace.start[found], trace.end[found])
-    between: dict[CommOp, list[int]] = {}
-    for span, (task, operation) in enumerate(zip(inside.task.tolist(), inside.operation.tolist(), strict=True)):
-        block = tasks[task]
-        does = block.segment.operations[operation].comm_op if isinstance(block, ComputeTask) else None
-        if does is not None and not isinstance(does, HostOp):
-            between.setdefault(does, []).append(span)
-    for exchange, found in between.items():
-        yield _Moved(sender, rank, exchange, inside.start[found], inside.end[found])
+            task_ops.setdefault(task.comm_op, []).append(event)
+    for comm_op, indices in task_ops.items():
+        yield _CommOpRuns(source, rank, comm_op, trace.start[indices], trace.end[indices])
+    segment_ops: dict[CommOp, list[int]] = {}
+    for span, (task, operation) in enumerate(zip(spans.task.tolist(), spans.operation.tolist(), strict=True)):
+        compute_task = tasks[task]
+        operation_comm = (
+            compute_task.segment.operations[operation].comm_op if isinstance(compute_task, ComputeTask) else None
+        )
+        if operation_comm is not None and not isinstance(operation_comm, HostOp):
+            segment_ops.setdefault(operation_comm, []).append(span)
+    for comm_op, indices in segment_ops.items():
+        yield _CommOpRuns(source, rank, comm_op, spans.start[indices], spans.end[indices])
 
 
-def _entries(moved: _Moved) -> tuple[IntArray, FloatArray]:
+def _link_entries(op_runs: _CommOpRuns) -> tuple[IntArray, FloatArray]:
     """What one run puts on links, in the groups whose first members the rank stands for: links, a few twice, bytes."""
-    rows, carried = moved.sender.rows, moved.sender.volumes.carried(moved.exchange)
-    first = rows.program.groups[moved.exchange.comm_group].members[:, 0]
-    mine = rows.trace.representative[first][carried.group] == moved.rank
-    return carried.link[mine], carried.share[mine] * moved.exchange.payload
+    rows, link_volumes = op_runs.source.trace_table, op_runs.source.volumes.link_volumes(op_runs.comm_op)
+    first_members = rows.program.groups[op_runs.comm_op.comm_group].members[:, 0]
+    is_represented = rows.trace.representative[first_members][link_volumes.group_index] == op_runs.rank
+    return link_volumes.link_id[is_represented], link_volumes.fraction[is_represented] * op_runs.comm_op.payload
 
 
-def _loaded(moved: Iterable[_Moved], links: int) -> IntArray:
+def _loaded_links(op_runs: Iterable[_CommOpRuns], link_count: int) -> IntArray:
     """Links that carry anything."""
-    loaded = np.zeros(links, np.bool_)
-    for item in moved:
-        loaded[_entries(item)[0]] = True
-    return np.flatnonzero(loaded)
+    is_loaded = np.zeros(link_count, np.bool_)
+    for runs in op_runs:
+        is_loaded[_link_entries(runs)[0]] = True
+    return np.flatnonzero(is_loaded)

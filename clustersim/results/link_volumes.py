@@ -24,7 +24,7 @@ from clustersim.program.task import CollectiveType, CommOp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carried:
+class LinkVolumes:
     """What one collective carries in every group of its role, in parts of its payload.
 
     group, link, share: [entries] what a group puts on a link, a pair of them may occur more than once; sent: [groups]
@@ -32,22 +32,22 @@ class Carried:
     exchanges that differ in nothing but payload share one.
     """
 
-    group: IntArray
-    link: IntArray
-    share: FloatArray
-    sent: FloatArray
-    crossing: FloatArray
+    group_index: IntArray
+    link_id: IntArray
+    fraction: FloatArray
+    sent_fraction: FloatArray
+    crossing_fraction: FloatArray
 
 
-class Volumes(Protocol):
+class VolumeModel(Protocol):
     """The seam between this analysis and what knows which algorithm a library takes."""
 
-    def carried(self, exchange: CommOp) -> Carried:
+    def link_volumes(self, comm_op: CommOp) -> LinkVolumes:
         """What one collective carries in each group of its role."""
 
 
-class Metered(CollectiveCost):
-    """A cost of communication that also says how many bytes go where (`Volumes`)."""
+class MeteredCollectiveCost(CollectiveCost):
+    """A cost of communication that also says how many bytes go where (`VolumeModel`)."""
 
     def __init__(
         self,
@@ -56,63 +56,73 @@ class Metered(CollectiveCost):
         groups: Mapping[str, ProcessGroups],
     ) -> None:
         super().__init__(fabric, library, groups)
-        self._carried: dict[tuple[CommKey, tuple[str, ...], bytes], Carried] = {}
+        self._volume_cache: dict[tuple[CommKey, tuple[str, ...], bytes], LinkVolumes] = {}
 
-    def carried(self, exchange: CommOp) -> Carried:
+    def link_volumes(self, comm_op: CommOp) -> LinkVolumes:
         """What one collective carries in each group of its role, by the algorithms that the groups take."""
-        groups = self._members(exchange.comm_group)
-        if groups.shape[1] < 2 or not len(groups):
-            return _nothing(len(groups))
-        algorithms, taken = _algorithms(self._select_variant(exchange))
-        key = comm_key(exchange), algorithms, taken.tobytes()
-        if key not in self._carried:
-            asked = self._tuner_for(exchange)
-            flows = _flows(asked, exchange.collective, groups, algorithms, taken)
-            self._carried[key] = _counted(flows, self._tuner.fabric, len(groups))
-        return self._carried[key]
+        members = self._members(comm_op.comm_group)
+        if members.shape[1] < 2 or not len(members):
+            return _no_volumes(len(members))
+        algorithms, algorithm_index = _used_algorithms(self._select_variant(comm_op))
+        key = comm_key(comm_op), algorithms, algorithm_index.tobytes()
+        if key not in self._volume_cache:
+            tuner = self._tuner_for(comm_op)
+            flows = _algorithm_flows(tuner, comm_op.collective, members, algorithms, algorithm_index)
+            self._volume_cache[key] = _count_volumes(flows, self._tuner.fabric, len(members))
+        return self._volume_cache[key]
 
 
-def _nothing(groups: int) -> Carried:
-    none = np.zeros(0, np.int64)
-    return Carried(none, none, np.zeros(0), np.zeros(groups), np.zeros((groups, len(LINK_KINDS))))
+def _no_volumes(group_count: int) -> LinkVolumes:
+    empty = np.zeros(0, np.int64)
+    return LinkVolumes(empty, empty, np.zeros(0), np.zeros(group_count), np.zeros((group_count, len(LINK_KINDS))))
 
 
-def _algorithms(choice: Selection) -> tuple[tuple[str, ...], IntArray]:
+def _used_algorithms(selection: Selection) -> tuple[tuple[str, ...], IntArray]:
     """The algorithms that groups take, and which of them each takes: [groups]; protocols move the same bytes."""
-    names = [choice.variants[number].algorithm for number in range(len(choice.variants))]
-    used = tuple(dict.fromkeys(names[number] for number in np.unique(choice.variant_index).tolist()))
-    number = np.array([used.index(name) if name in used else -1 for name in names], np.int64)
-    return used, number[choice.variant_index]
+    names = [selection.variants[index].algorithm for index in range(len(selection.variants))]
+    used_names = tuple(dict.fromkeys(names[index] for index in np.unique(selection.variant_index).tolist()))
+    index = np.array([used_names.index(name) if name in used_names else -1 for name in names], np.int64)
+    return used_names, index[selection.variant_index]
 
 
-def _flows(
-    asked: Tuner, kind: CollectiveType, members: IntArray, algorithms: Sequence[str], taken: IntArray
+def _algorithm_flows(
+    tuner: Tuner, collective: CollectiveType, members: IntArray, algorithms: Sequence[str], algorithm_index: IntArray
 ) -> Iterator[tuple[IntArray, Flows]]:
     """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
-    for group_topology in asked.group_topologies(members):
-        for number, name in enumerate(algorithms):
-            own = taken[group_topology.group_indices] == number
-            phases = asked.library.algorithm(name).phases(kind, group_topology) if own.any() else ()
-            for part in (part for phase in phases for part in phase.flows if part.share > 0):
-                taking = Flows(part.sources[own], part.targets[own], part.share, part.is_p2p)
+    for topology in tuner.group_topologies(members):
+        for index, name in enumerate(algorithms):
+            is_selected = algorithm_index[topology.group_indices] == index
+            phases = tuner.library.algorithm(name).phases(collective, topology) if is_selected.any() else ()
+            for phase_flows in (
+                phase_flows for phase in phases for phase_flows in phase.flows if phase_flows.share > 0
+            ):
+                selected_flows = Flows(
+                    phase_flows.sources[is_selected],
+                    phase_flows.targets[is_selected],
+                    phase_flows.share,
+                    phase_flows.is_p2p,
+                )
                 yield from (
-                    (group_topology.group_indices[own], thread) for thread in spread_over_rings(taking, asked.fabric)
+                    (topology.group_indices[is_selected], ring_flows)
+                    for ring_flows in spread_over_rings(selected_flows, tuner.fabric)
                 )
 
 
-def _counted(flows: Iterable[tuple[IntArray, Flows]], fabric: Fabric, groups: int) -> Carried:
-    total, kind = _nothing(groups), fabric.links.kind
-    columns: list[tuple[IntArray, IntArray, FloatArray]] = [(total.group, total.link, total.share)]
-    for own, part in flows:
-        sources, targets = part.sources.reshape(-1), part.targets.reshape(-1)
+def _count_volumes(flow_sets: Iterable[tuple[IntArray, Flows]], fabric: Fabric, group_count: int) -> LinkVolumes:
+    volumes, link_kind = _no_volumes(group_count), fabric.links.kind
+    columns: list[tuple[IntArray, IntArray, FloatArray]] = [(volumes.group_index, volumes.link_id, volumes.fraction)]
+    for group_indices, flow_set in flow_sets:
+        sources, targets = flow_set.sources.reshape(-1), flow_set.targets.reshape(-1)
         links = fabric.find_paths(sources, targets).links
-        flow, hop = np.nonzero(links >= 0)
-        group, link = np.repeat(own, part.sources[0].size), links[flow, hop]
-        columns.append((group[flow], link, np.full(len(flow), part.share)))
-        total.sent[:] += part.share * np.bincount(group[sources != targets], minlength=groups)
-        crosses = np.zeros((len(links), len(LINK_KINDS)), np.bool_)
-        crosses[flow, kind[link]] = True
-        for column in np.flatnonzero(crosses.any(axis=0)).tolist():
-            total.crossing[:, column] += part.share * np.bincount(group[crosses[:, column]], minlength=groups)
-    group, link, share = (np.concatenate(item) for item in zip(*columns, strict=True))
-    return Carried(group, link, share, total.sent, total.crossing)
+        flow, hops = np.nonzero(links >= 0)
+        group_index, link_id = np.repeat(group_indices, flow_set.sources[0].size), links[flow, hops]
+        columns.append((group_index[flow], link_id, np.full(len(flow), flow_set.share)))
+        volumes.sent_fraction[:] += flow_set.share * np.bincount(group_index[sources != targets], minlength=group_count)
+        crosses_kind = np.zeros((len(links), len(LINK_KINDS)), np.bool_)
+        crosses_kind[flow, link_kind[link_id]] = True
+        for column in np.flatnonzero(crosses_kind.any(axis=0)).tolist():
+            volumes.crossing_fraction[:, column] += flow_set.share * np.bincount(
+                group_index[crosses_kind[:, column]], minlength=group_count
+            )
+    group_index, link_id, fraction = (np.concatenate(item) for item in zip(*columns, strict=True))
+    return LinkVolumes(group_index, link_id, fraction, volumes.sent_fraction, volumes.crossing_fraction)

@@ -15,12 +15,12 @@ class NearestRun:
 
     source: str
     locator: str
-    words: str
-    differs: tuple[str, ...]
-    measured: Seconds
-    predicted: Seconds | None
+    description: str
+    differences: tuple[str, ...]
+    measured_step_time: Seconds
+    predicted_step_time: Seconds | None
 
     @property
-    def error(self) -> float | None:
+    def relative_error(self) -> float | None:
         """Predicted over measured, less one; None where it was not predicted."""
-        return None if self.predicted is None else self.predicted / self.measured - 1.0
+        return None if self.predicted_step_time is None else self.predicted_step_time / self.measured_step_time - 1.0

@@ -21,37 +21,37 @@ import numpy as np
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkInfo, LinkKind
-from clustersim.results.link_volumes import Volumes
-from clustersim.results.trace_table import Rows
-from clustersim.results.transfer_events import Kind, bytes_over_time, kinds_of, moves_of
+from clustersim.results.link_volumes import VolumeModel
+from clustersim.results.trace_table import TraceTable
+from clustersim.results.transfer_events import CommVolume, bytes_by_link_kind, collect_comm_volumes, find_transfers
 from clustersim.symmetry.labels import unique_by_columns
 
-BINS: Final = 400
-MOST: Final = 8
+DEFAULT_BIN_COUNT: Final = 400
+MAX_BUSY_LINKS: Final = 8
 """Busiest links that are named: of those that are alike, one is, and of one kind a few."""
-_MOST_OF_KIND: Final = 2
-_EQUAL: Final = 1e-4  # of the step: links that are used by each axis for as long, up to this, are alike
+_MAX_PER_KIND: Final = 2
+_UTILIZATION_TOLERANCE: Final = 1e-4  # of the step: links that are used by each axis for as long, up to this, are alike
 
 
 @dataclass(frozen=True, slots=True)
-class TierUse:
+class TierUtilization:
     """One kind of links. capacity: bytes/s of all of them; over_time: [bins] utilisation; busiest: that of one link."""
 
     kind: LinkKind
-    links: int
+    link_count: int
     capacity: BytesPerSecond
-    over_time: FloatArray
-    busiest: float
+    utilization_over_time: FloatArray
+    max_link_utilization: float
 
     @property
-    def mean(self) -> float:
+    def mean_utilization(self) -> float:
         """Utilisation over the whole run."""
-        return float(self.over_time.mean())
+        return float(self.utilization_over_time.mean())
 
     @property
-    def peak(self) -> float:
+    def peak_utilization(self) -> float:
         """Utilisation of the fullest bin."""
-        return float(self.over_time.max())
+        return float(self.utilization_over_time.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,129 +64,154 @@ class BusyLink:
     """
 
     link: LinkInfo
-    alike: int
-    parallel: int
-    seconds: Seconds
-    utilisation: float
-    carried: dict[str, Bytes]
+    equivalent_count: int
+    cable_count: int
+    transfer_seconds: Seconds
+    utilization: float
+    bytes_by_axis: dict[str, Bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class AxisUse:
+class AxisTraffic:
     """What the groups of one axis, or of a role such as embedding, move in a step, all of them together.
 
     sent: bytes that members send; crossing: [tiers] those of them that cross each tier.
     """
 
     axis: str
-    sent: Bytes
-    crossing: FloatArray
+    sent_bytes: Bytes
+    tier_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkUse:
+class NetworkUtilization:
     """The network's part in a run. seconds: of the whole run, from bin to bin of equal length; gpus: of the job."""
 
-    seconds: Seconds
-    gpus: int
-    tiers: tuple[TierUse, ...]
-    busiest: tuple[BusyLink, ...]
-    axes: tuple[AxisUse, ...]
+    makespan: Seconds
+    gpu_count: int
+    tiers: tuple[TierUtilization, ...]
+    busiest_links: tuple[BusyLink, ...]
+    axis_traffic: tuple[AxisTraffic, ...]
 
 
-def network_use(rows: Rows, fabric: Fabric, volumes: Volumes, bins: int = BINS) -> NetworkUse | None:
+def network_utilization(
+    table: TraceTable, fabric: Fabric, volumes: VolumeModel, bin_count: int = DEFAULT_BIN_COUNT
+) -> NetworkUtilization | None:
     """Count the bytes of a run on the links of a fabric; None where nothing is moved."""
-    moves = moves_of(rows)
-    kinds = list(kinds_of(rows, moves, volumes))
-    if not kinds:
+    transfers = find_transfers(table)
+    comm_volumes = list(collect_comm_volumes(table, transfers, volumes))
+    if not comm_volumes:
         return None
-    carried = _by_axis(kinds, len(fabric.links.kind))
-    step = rows.trace.makespan / rows.steps
-    tiers = tuple(_tiers(bytes_over_time(rows, fabric, moves, kinds, bins), carried, fabric, rows))
+    bytes_by_axis = _link_bytes_by_axis(comm_volumes, len(fabric.links.kind))
+    step_time = table.trace.makespan / table.step_count
+    tiers = tuple(
+        _tier_utilization(
+            bytes_by_link_kind(table, fabric, transfers, comm_volumes, bin_count), bytes_by_axis, fabric, table
+        )
+    )
     present = [LINK_KINDS.index(tier.kind) for tier in tiers]
-    return NetworkUse(
-        seconds=rows.trace.makespan,
-        gpus=rows.program.world_size,
+    return NetworkUtilization(
+        makespan=table.trace.makespan,
+        gpu_count=table.program.world_size,
         tiers=tiers,
-        busiest=tuple(_busiest(carried, fabric, step)),
-        axes=tuple(_axes(kinds, present)),
+        busiest_links=tuple(_busiest_links(bytes_by_axis, fabric, step_time)),
+        axis_traffic=tuple(_axis_traffic(comm_volumes, present)),
     )
 
 
-def _by_axis(kinds: list[Kind], links: int) -> dict[str, FloatArray]:
+def _link_bytes_by_axis(comm_volumes: list[CommVolume], link_count: int) -> dict[str, FloatArray]:
     """Bytes on every link in a step, by axis: [links]."""
-    found: dict[str, FloatArray] = {}
-    for kind in kinds:
-        carried = kind.carried
-        amount = carried.share * kind.weights[kind.owner[carried.group]]
-        found[kind.axis] = found.get(kind.axis, np.zeros(links)) + np.bincount(carried.link, amount, minlength=links)
-    return found
+    totals: dict[str, FloatArray] = {}
+    for comm_volume in comm_volumes:
+        link_volumes = comm_volume.link_volumes
+        amount = link_volumes.fraction * comm_volume.class_bytes[comm_volume.class_of_group[link_volumes.group_index]]
+        totals[comm_volume.axis] = totals.get(comm_volume.axis, np.zeros(link_count)) + np.bincount(
+            link_volumes.link_id, amount, minlength=link_count
+        )
+    return totals
 
 
-def _tiers(moved: FloatArray, carried: dict[str, FloatArray], fabric: Fabric, rows: Rows) -> Iterator[TierUse]:
+def _tier_utilization(
+    bytes_by_kind: FloatArray, bytes_by_axis: dict[str, FloatArray], fabric: Fabric, trace_table: TraceTable
+) -> Iterator[TierUtilization]:
     """The use of every kind of links that there is. moved: [LINK_KINDS, bins] bytes."""
-    width, step = rows.trace.makespan / moved.shape[1], rows.trace.makespan / rows.steps
-    usable, table = _usable(fabric, rows.program.world_size), fabric.links
-    seconds = _seconds(np.sum(list(carried.values()), axis=0), table.bandwidth)
-    for kind in np.unique(table.kind[usable]).tolist():
-        links = usable & (table.kind == kind)
-        capacity = float(table.bandwidth[links].sum())
-        most = float(seconds[links].max()) / step
-        yield TierUse(LINK_KINDS[kind], int(links.sum()), capacity, moved[kind] / (capacity * width), most)
-
-
-def _usable(fabric: Fabric, gpus: int) -> BoolArray:
-    """Links that do not end at a GPU beyond the first ones, which are the job's: [links]."""
-    if fabric.gpu_count <= gpus:
-        return np.ones(len(fabric.links.kind), np.bool_)
-    ends = fabric.link_endpoints
-    foreign = [(end >= gpus) & (end < fabric.gpu_count) for end in (ends.source, ends.target)]
-    usable: BoolArray = ~(foreign[0] | foreign[1])
-    return usable
-
-
-def _seconds(carried: FloatArray, bandwidth: FloatArray) -> FloatArray:
-    """What bytes take at the full rate of their links; nothing on links that are cut."""
-    seconds: FloatArray = np.divide(carried, bandwidth, out=np.zeros_like(carried), where=bandwidth > 0.0)
-    return seconds
-
-
-def _busiest(carried: dict[str, FloatArray], fabric: Fabric, step: Seconds) -> Iterator[BusyLink]:
-    """The links that are used most, those that carry the same once."""
-    table, axes = fabric.links, np.stack(list(carried.values()))
-    links = np.flatnonzero(axes.any(axis=0))
-    loads, bandwidth = axes[:, links], table.bandwidth[links]
-    rounded = [np.round(_seconds(load, bandwidth) / step / _EQUAL) for load in loads]
-    colour, first = unique_by_columns([table.kind[links], bandwidth, *rounded])
-    seconds = _seconds(loads.sum(axis=0), bandwidth)[first]
-    alike = np.bincount(colour)
-    order = np.lexsort((links[first], -np.round(seconds / step / _EQUAL)))
-    for item in _few(order, table.kind[links[first]]):
-        own = dict(zip(carried, loads[:, first[item]].tolist(), strict=True))
-        busy = float(seconds[item])
-        yield BusyLink(
-            link=fabric.link_info(int(links[first[item]])),
-            alike=int(alike[item]),
-            parallel=fabric.parallel_link_count(int(links[first[item]])),
-            seconds=busy,
-            utilisation=busy / step,
-            carried={axis: amount for axis, amount in own.items() if amount > 0.0},
+    bin_width, step_time = (
+        trace_table.trace.makespan / bytes_by_kind.shape[1],
+        trace_table.trace.makespan / trace_table.step_count,
+    )
+    is_usable, link_table = _job_links(fabric, trace_table.program.world_size), fabric.links
+    seconds = _transfer_seconds(np.sum(list(bytes_by_axis.values()), axis=0), link_table.bandwidth)
+    for kind in np.unique(link_table.kind[is_usable]).tolist():
+        in_tier = is_usable & (link_table.kind == kind)
+        capacity = float(link_table.bandwidth[in_tier].sum())
+        max_utilization = float(seconds[in_tier].max()) / step_time
+        yield TierUtilization(
+            LINK_KINDS[kind],
+            int(in_tier.sum()),
+            capacity,
+            bytes_by_kind[kind] / (capacity * bin_width),
+            max_utilization,
         )
 
 
-def _few(order: IntArray, kind: IntArray) -> list[int]:
+def _job_links(fabric: Fabric, gpu_count: int) -> BoolArray:
+    """Links that do not end at a GPU beyond the first ones, which are the job's: [links]."""
+    if fabric.gpu_count <= gpu_count:
+        return np.ones(len(fabric.links.kind), np.bool_)
+    ends = fabric.link_endpoints
+    is_outside = [(end >= gpu_count) & (end < fabric.gpu_count) for end in (ends.source, ends.target)]
+    is_usable: BoolArray = ~(is_outside[0] | is_outside[1])
+    return is_usable
+
+
+def _transfer_seconds(link_bytes: FloatArray, bandwidth: FloatArray) -> FloatArray:
+    """What bytes take at the full rate of their links; nothing on links that are cut."""
+    seconds: FloatArray = np.divide(link_bytes, bandwidth, out=np.zeros_like(link_bytes), where=bandwidth > 0.0)
+    return seconds
+
+
+def _busiest_links(bytes_by_axis: dict[str, FloatArray], fabric: Fabric, step_time: Seconds) -> Iterator[BusyLink]:
+    """The links that are used most, those that carry the same once."""
+    link_table, axes = fabric.links, np.stack(list(bytes_by_axis.values()))
+    links = np.flatnonzero(axes.any(axis=0))
+    loads, bandwidth = axes[:, links], link_table.bandwidth[links]
+    rounded = [np.round(_transfer_seconds(load, bandwidth) / step_time / _UTILIZATION_TOLERANCE) for load in loads]
+    labels, first_index = unique_by_columns([link_table.kind[links], bandwidth, *rounded])
+    seconds = _transfer_seconds(loads.sum(axis=0), bandwidth)[first_index]
+    equivalent_counts = np.bincount(labels)
+    order = np.lexsort((links[first_index], -np.round(seconds / step_time / _UTILIZATION_TOLERANCE)))
+    for label in _limit_per_kind(order, link_table.kind[links[first_index]]):
+        axis_bytes = dict(zip(bytes_by_axis, loads[:, first_index[label]].tolist(), strict=True))
+        busy_seconds = float(seconds[label])
+        yield BusyLink(
+            link=fabric.link_info(int(links[first_index[label]])),
+            equivalent_count=int(equivalent_counts[label]),
+            cable_count=fabric.parallel_link_count(int(links[first_index[label]])),
+            transfer_seconds=busy_seconds,
+            utilization=busy_seconds / step_time,
+            bytes_by_axis={axis: amount for axis, amount in axis_bytes.items() if amount > 0.0},
+        )
+
+
+def _limit_per_kind(order: IntArray, kind: IntArray) -> list[int]:
     """The first of an order of things, not too many of one kind."""
-    place = np.zeros(len(order), np.int64)
-    for item in np.unique(kind).tolist():
-        own = kind[order] == item
-        place[own] = np.arange(own.sum())
-    return [int(element) for element in order[place < _MOST_OF_KIND][:MOST].tolist()]
+    rank_in_kind = np.zeros(len(order), np.int64)
+    for value in np.unique(kind).tolist():
+        is_kind = kind[order] == value
+        rank_in_kind[is_kind] = np.arange(is_kind.sum())
+    return [int(value) for value in order[rank_in_kind < _MAX_PER_KIND][:MAX_BUSY_LINKS].tolist()]
 
 
-def _axes(kinds: list[Kind], tiers: list[int]) -> Iterator[AxisUse]:
+def _axis_traffic(comm_volumes: list[CommVolume], tiers: list[int]) -> Iterator[AxisTraffic]:
     """What each axis moves in a step."""
-    for axis in dict.fromkeys(kind.axis for kind in kinds):
-        own = [kind for kind in kinds if kind.axis == axis]
-        sent = sum(float(kind.in_step(kind.carried.sent).sum()) for kind in own)
-        crossing = sum(kind.in_step(kind.carried.crossing).sum(axis=0) for kind in own)
-        yield AxisUse(axis, sent, np.asarray(crossing)[tiers])
+    for axis in dict.fromkeys(comm_volume.axis for comm_volume in comm_volumes):
+        axis_volumes = [comm_volume for comm_volume in comm_volumes if comm_volume.axis == axis]
+        sent = sum(
+            float(comm_volume.bytes_per_step(comm_volume.link_volumes.sent_fraction).sum())
+            for comm_volume in axis_volumes
+        )
+        crossing = sum(
+            comm_volume.bytes_per_step(comm_volume.link_volumes.crossing_fraction).sum(axis=0)
+            for comm_volume in axis_volumes
+        )
+        yield AxisTraffic(axis, sent, np.asarray(crossing)[tiers])

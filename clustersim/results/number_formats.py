@@ -11,12 +11,12 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
 from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel, KernelKind
 from clustersim.program.task import Segment
-from clustersim.results.provenance import Item
-from clustersim.results.trace_table import Rows
+from clustersim.results.provenance import BusyTimeItem
+from clustersim.results.trace_table import TraceTable
 
 
 @dataclass(frozen=True, slots=True)
-class Formats:
+class FormatUsage:
     """Formats of one step.
 
     flops: of all ranks' products by format, largest first; casts: seconds of casts on a rank, the mean; peak: the
@@ -25,42 +25,42 @@ class Formats:
     """
 
     flops: Mapping[DType, Flop]
-    casts: Seconds
-    peak: DType
+    quantization_seconds: Seconds
+    peak_format: DType
     peak_flops: FlopPerSecond
-    wide: DType
-    wide_flops: FlopPerSecond
+    high_precision: DType
+    high_precision_flops: FlopPerSecond
 
     @property
-    def shares(self) -> dict[DType, float]:
+    def flop_shares(self) -> dict[DType, float]:
         """Part of all FLOP by format; they sum to 1."""
-        whole = sum(self.flops.values())
-        return {dtype: flop / whole for dtype, flop in self.flops.items()}
+        total = sum(self.flops.values())
+        return {dtype: flop / total for dtype, flop in self.flops.items()}
 
-    def of_wide(self, mfu: float) -> float:
-        """A utilisation of `peak_flops` as one of `wide_flops`."""
-        return mfu * self.peak_flops / self.wide_flops
+    def high_precision_mfu(self, mfu: float) -> float:
+        """A utilisation of `peak_flops` as one of `high_precision_flops`."""
+        return mfu * self.peak_flops / self.high_precision_flops
 
 
-def executed_flops(rows: Rows, steps: int) -> dict[DType, Flop]:
+def executed_flops_by_format(table: TraceTable, step_count: int) -> dict[DType, Flop]:
     """FLOP of products that all ranks together execute in one of several steps, by format, largest first."""
-    found: dict[DType, Flop] = {}
-    for count, block in zip(rows.runs, rows.blocks, strict=True):
-        for dtype, flops in _flops(block).items():
-            found[dtype] = found.get(dtype, 0.0) + count * flops / steps
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    totals: dict[DType, Flop] = {}
+    for count, segment in zip(table.segment_run_counts, table.segments, strict=True):
+        for dtype, flops in _segment_flops(segment).items():
+            totals[dtype] = totals.get(dtype, 0.0) + count * flops / step_count
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def cast_seconds(items: Iterable[Item], *, ranks: int, steps: int) -> Seconds:
+def mean_quantization_seconds(items: Iterable[BusyTimeItem], *, rank_count: int, step_count: int) -> Seconds:
     """Seconds that a rank's casts take in one of several steps, the mean over ranks."""
-    casts = (item.seconds for item in items if isinstance(item.does, Kernel) and item.does.kind is KernelKind.CAST)
-    return sum(casts) / (ranks * steps)
+    casts = (item.seconds for item in items if isinstance(item.body, Kernel) and item.body.kind is KernelKind.CAST)
+    return sum(casts) / (rank_count * step_count)
 
 
-def _flops(block: Segment) -> dict[DType, Flop]:
+def _segment_flops(segment: Segment) -> dict[DType, Flop]:
     """FLOP of a block's products by format."""
-    found: dict[DType, Flop] = {}
-    for kernel in (operation.kernel for operation in block.operations):
+    totals: dict[DType, Flop] = {}
+    for kernel in (operation.kernel for operation in segment.operations):
         if kernel is not None and kernel.kind in TENSOR_CORE_KINDS:
-            found[kernel.dtype] = found.get(kernel.dtype, 0.0) + kernel.flops
-    return found
+            totals[kernel.dtype] = totals.get(kernel.dtype, 0.0) + kernel.flops
+    return totals

@@ -13,8 +13,8 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds, format_signed_seconds
-from clustersim.results.profiled_step import SPAN_KINDS, SPAN_PARTS, Moved, ProfiledStep
-from clustersim.results.time_categories import named_parts
+from clustersim.results.profiled_step import GPU_SPAN_KINDS, STEP_CATEGORIES, ProfiledCollective, ProfiledStep
+from clustersim.results.time_categories import compare_seconds
 
 _Key = TypeVar("_Key", bound=Hashable)
 _RESOLUTION: Final = 1e-6  # of a step: traces have whole nanoseconds, and a step has thousands of kernels
@@ -31,109 +31,126 @@ class ProfileDifference:
 
     titles: tuple[str, str]
     steps: tuple[ProfiledStep, ProfiledStep] = field(repr=False)
-    fits: bool
-    waiting: Seconds
+    fits_in_memory: bool
+    wait_seconds: Seconds
     notes: tuple[str, ...] = ()
 
     @property
     def step_times(self) -> tuple[Seconds, Seconds]:
         """Seconds, the mean over ranks."""
         first, second = self.steps
-        return first.seconds, second.seconds
+        return first.step_time, second.step_time
 
     @property
-    def parts(self) -> FloatArray:
+    def category_seconds(self) -> FloatArray:
         """Seconds of SPAN_PARTS, the mean over ranks: [2, 4]."""
-        return np.stack([step.parts for step in self.steps])
+        return np.stack([step.category_seconds for step in self.steps])
 
     @property
-    def kinds(self) -> FloatArray:
+    def kind_totals(self) -> FloatArray:
         """How many there are of each of SPAN_KINDS, and their seconds, in A and in B: [kinds, 2, 2]."""
-        return np.stack([step.kinds.T for step in self.steps], axis=1)
+        return np.stack([step.kind_totals.T for step in self.steps], axis=1)
 
     @property
-    def collectives(self) -> dict[Moved, FloatArray]:
+    def collective_totals(self) -> dict[ProfiledCollective, FloatArray]:
         """How many there are of each, and their seconds, in A and in B: [2, 2]; longest first."""
-        return _paired(*(step.collectives() for step in self.steps))
+        return _pair_totals(*(step.collective_totals() for step in self.steps))
 
     @property
-    def totals(self) -> dict[tuple[str, int], FloatArray]:
+    def totals_by_collective(self) -> dict[tuple[str, int], FloatArray]:
         """The same by name and ranks, whatever their payload, and bytes of all of them: [2, 3]."""
-        found: dict[tuple[str, int], FloatArray] = {}
-        for moved, pair in self.collectives.items():
-            sums = np.column_stack((pair, moved.payload * pair[:, 0]))
-            key = moved.name, moved.ranks
-            found[key] = found.get(key, np.zeros((2, 3))) + sums
-        return found
+        totals: dict[tuple[str, int], FloatArray] = {}
+        for collective, pair in self.collective_totals.items():
+            sums = np.column_stack((pair, collective.payload * pair[:, 0]))
+            key = collective.name, collective.group_size
+            totals[key] = totals.get(key, np.zeros((2, 3))) + sums
+        return totals
 
     @property
-    def products(self) -> dict[tuple[int, int, int, int], FloatArray]:
+    def matmul_totals(self) -> dict[tuple[int, int, int, int], FloatArray]:
         """The same of matrix products by size, longest first: [2, 2]."""
-        return _paired(*(step.products() for step in self.steps))
+        return _pair_totals(*(step.matmul_totals() for step in self.steps))
 
     @property
-    def rank_parts(self) -> dict[int, FloatArray]:
+    def rank_category_seconds(self) -> dict[int, FloatArray]:
         """Seconds of SPAN_PARTS of each rank: [2, 4]."""
         pairs = zip(*(step.ranks for step in self.steps), strict=True)
         return {first.rank: np.stack([first.parts, second.parts]) for first, second in pairs}
 
-    def visible(self, seconds: Seconds) -> bool:
+    def is_significant(self, seconds: Seconds) -> bool:
         """Whether it is more than the rounding of traces."""
         return abs(seconds) > _RESOLUTION * max(self.step_times)
 
-    def words(self, seconds: Seconds) -> str:
+    def format_difference(self, seconds: Seconds) -> str:
         """A difference of times; none where it is only rounding."""
-        return format_signed_seconds(seconds) if self.visible(seconds) else "0 s"
+        return format_signed_seconds(seconds) if self.is_significant(seconds) else "0 s"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, bytes; of each number first, second and second minus first."""
         first, second = self.step_times
-        names = [part.value for part in SPAN_PARTS]
-        communication = [[step.communication, step.hidden] for step in self.steps]
+        names = [category.value for category in STEP_CATEGORIES]
+        communication = [[step.comm_seconds, step.hidden_seconds] for step in self.steps]
         return {
-            "first": self._side(0),
-            "second": self._side(1),
+            "first": self._side_to_dict(0),
+            "second": self._side_to_dict(1),
             "delta": {"step_time_s": second - first},
-            "parts_s": named_parts(names, self.parts),
-            "communication_s": named_parts(("all", "hidden"), np.array(communication)),
-            "waiting_s": {"first": self.waiting},
-            "kinds": [{"kind": kind.value, **_plain(pair)} for kind, pair in zip(SPAN_KINDS, self.kinds, strict=True)],
+            "parts_s": compare_seconds(names, self.category_seconds),
+            "communication_s": compare_seconds(("all", "hidden"), np.array(communication)),
+            "waiting_s": {"first": self.wait_seconds},
+            "kinds": [
+                {"kind": kind.value, **_pair_to_dict(pair)}
+                for kind, pair in zip(GPU_SPAN_KINDS, self.kind_totals, strict=True)
+            ],
             "collectives": [
-                {"collective": moved.name, "ranks": moved.ranks, "payload_bytes": moved.payload, **_plain(pair)}
-                for moved, pair in self.collectives.items()
+                {
+                    "collective": profiled_collective.name,
+                    "ranks": profiled_collective.group_size,
+                    "payload_bytes": profiled_collective.payload,
+                    **_pair_to_dict(pair),
+                }
+                for profiled_collective, pair in self.collective_totals.items()
             ],
             "products": [
-                {"m": m, "n": n, "k": k, "batch": batch, **_plain(pair)}
-                for (m, n, k, batch), pair in self.products.items()
+                {"m": m, "n": n, "k": k, "batch": batch, **_pair_to_dict(pair)}
+                for (m, n, k, batch), pair in self.matmul_totals.items()
             ],
-            "ranks": [{"rank": rank, "parts_s": named_parts(names, parts)} for rank, parts in self.rank_parts.items()],
+            "ranks": [
+                {"rank": rank, "parts_s": compare_seconds(names, categories)}
+                for rank, categories in self.rank_category_seconds.items()
+            ],
             "notes": list(self.notes),
         }
 
-    def _side(self, place: int) -> dict[str, Any]:
-        step = self.steps[place]
+    def _side_to_dict(self, side: int) -> dict[str, Any]:
+        step = self.steps[side]
         streams = [
-            {"stream": number, "compute_s": compute, "communication_s": moves, "copies_s": copies, "idle_s": idle}
-            for number, (compute, moves, copies, idle) in step.streams().items()
+            {
+                "stream": stream_id,
+                "compute_s": compute,
+                "communication_s": communication,
+                "copies_s": copies,
+                "idle_s": idle,
+            }
+            for stream_id, (compute, communication, copies, idle) in step.stream_seconds().items()
         ]
         return {
-            "title": self.titles[place],
-            "step_time_s": step.seconds,
+            "title": self.titles[side],
+            "step_time_s": step.step_time,
             "step_times_s": step.step_times.tolist(),
             "streams": streams,
-            **({"fits": self.fits} if place else {"profiler_step": step.number}),
+            **({"fits": self.fits_in_memory} if side else {"profiler_step": step.step_number}),
         }
 
 
-def _paired(first: Mapping[_Key, FloatArray], second: Mapping[_Key, FloatArray]) -> dict[_Key, FloatArray]:
-    none = np.zeros(2)
-    pairs = {key: np.stack([side.get(key, none) for side in (first, second)]) for key in {**first, **second}}
+def _pair_totals(first: Mapping[_Key, FloatArray], second: Mapping[_Key, FloatArray]) -> dict[_Key, FloatArray]:
+    zeros = np.zeros(2)
+    pairs = {key: np.stack([side.get(key, zeros) for side in (first, second)]) for key in {**first, **second}}
     return dict(sorted(pairs.items(), key=lambda each: (-each[1][:, 1].max(), str(each[0]))))
 
 
-def _plain(pair: FloatArray) -> dict[str, Any]:
-    (first, took), (second, takes) = pair.tolist()
+def _pair_to_dict(pair: FloatArray) -> dict[str, Any]:
+    (first, first_seconds), (second, second_seconds) = pair.tolist()
     return {
         "count": {"first": first, "second": second},
-        "seconds": {"first": took, "second": takes, "delta": takes - took},
+        "seconds": {"first": first_seconds, "second": second_seconds, "delta": second_seconds - first_seconds},
     }

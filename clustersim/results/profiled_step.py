@@ -19,13 +19,13 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Bytes, Seconds
-from clustersim.results.intervals import Intervals, common
+from clustersim.results.intervals import Intervals, intersect
 
 
-class SpanKind(Enum):
+class GpuSpanKind(Enum):
     """What runs on a GPU, as far as names of kernels tell."""
 
-    PRODUCTS = "matrix products"
+    MATMUL = "matrix products"
     ATTENTION = "attention"
     NORM = "norms"
     POINTWISE = "pointwise"
@@ -38,13 +38,13 @@ class SpanKind(Enum):
     HOST = "copies to and from the host"
 
 
-SPAN_KINDS: Final = tuple(SpanKind)
-COMPUTED: Final = tuple(kind for kind in SpanKind if kind not in (SpanKind.COMMUNICATION, SpanKind.HOST))
+GPU_SPAN_KINDS: Final = tuple(GpuSpanKind)
+COMPUTE_KINDS: Final = tuple(kind for kind in GpuSpanKind if kind not in (GpuSpanKind.COMMUNICATION, GpuSpanKind.HOST))
 """Kinds of kernels that compute; they come first."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class SpanPart(Enum):
+class StepCategory(Enum):
     """What an instant of a step counts as; the first of these that applies."""
 
     COMPUTE = "compute"
@@ -53,11 +53,11 @@ class SpanPart(Enum):
     IDLE = "idle"
 
 
-SPAN_PARTS: Final = tuple(SpanPart)
+STEP_CATEGORIES: Final = tuple(StepCategory)
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ProfiledCollective:
     """A collective. name: as `program.task.Collective` has it, or the library's own where it is none of these.
 
     ranks: of its group; payload: bytes as `program.task.Collective` counts them; both 0 where a trace does not say;
@@ -65,26 +65,26 @@ class Moved:
     """
 
     name: str
-    ranks: int = 0
+    group_size: int = 0
     payload: Bytes = 0.0
-    group: str = ""
+    group_name: str = ""
     members: tuple[int, ...] = ()
-    reduces: str = ""
+    reduction: str = ""
 
     @property
-    def alike(self) -> "Moved":
+    def without_group(self) -> "ProfiledCollective":
         """The same, whichever group did it."""
-        return Moved(self.name, self.ranks, self.payload)
+        return ProfiledCollective(self.name, self.group_size, self.payload)
 
 
 @dataclass(frozen=True, slots=True)
-class SpanLabel:
+class GpuSpanLabel:
     """What a span says. product: m, n, k and batch of a matrix product (m >= n), where that is known."""
 
     name: str
-    kind: SpanKind
-    moved: Moved | None = None
-    product: tuple[int, int, int, int] | None = None
+    kind: GpuSpanKind
+    collective: ProfiledCollective | None = None
+    matmul_shape: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,23 +99,23 @@ class RankSpans:
     start: FloatArray
     end: FloatArray
     stream: IntArray
-    label: IntArray
-    step: IntArray
-    labels: tuple[SpanLabel, ...]
-    numbers: tuple[int, ...]
+    label_index: IntArray
+    step_index: IntArray
+    labels: tuple[GpuSpanLabel, ...]
+    step_numbers: tuple[int, ...]
 
     @cached_property
     def kind(self) -> IntArray:
         """[n] place in SPAN_KINDS."""
-        places = np.array([SPAN_KINDS.index(label.kind) for label in self.labels], dtype=np.int64)
-        return np.asarray(places[self.label])
+        kind_by_label = np.array([GPU_SPAN_KINDS.index(label.kind) for label in self.labels], dtype=np.int64)
+        return np.asarray(kind_by_label[self.label_index])
 
-    def begins(self) -> FloatArray:
+    def step_starts(self) -> FloatArray:
         """When the first kernel of each step that computes began, infinite where none did: [steps]."""
-        begins = np.full(len(self.numbers), np.inf)
-        chosen = (self.step >= 0) & (self.kind < len(COMPUTED))
-        np.minimum.at(begins, self.step[chosen], self.start[chosen])
-        return begins
+        starts = np.full(len(self.step_numbers), np.inf)
+        is_compute = (self.step_index >= 0) & (self.kind < len(COMPUTE_KINDS))
+        np.minimum.at(starts, self.step_index[is_compute], self.start[is_compute])
+        return starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,54 +126,58 @@ class RankStep:
     """
 
     rank: int
-    seconds: Seconds
+    step_time: Seconds
     spans: RankSpans
-    begins: FloatArray
+    is_begun: FloatArray
 
     @cached_property
-    def parts(self) -> FloatArray:
+    def category_seconds(self) -> FloatArray:
         """Seconds of SPAN_PARTS: [4], summing to the step."""
-        kinds = (COMPUTED, (*COMPUTED, SpanKind.COMMUNICATION), SPAN_KINDS)
-        compute, both, every = (float(self._joined(*some).seconds.sum()) for some in kinds)
-        return np.array([compute, both - compute, every - both, max(0.0, self.seconds - every)])
+        kind_sets = (COMPUTE_KINDS, (*COMPUTE_KINDS, GpuSpanKind.COMMUNICATION), GPU_SPAN_KINDS)
+        compute, with_comm, busy = (float(self._merged_intervals(*some).seconds.sum()) for some in kind_sets)
+        return np.array([compute, with_comm - compute, busy - with_comm, max(0.0, self.step_time - busy)])
 
     @cached_property
-    def communication(self) -> Seconds:
+    def comm_seconds(self) -> Seconds:
         """Seconds in which something is communicated, hidden or not."""
-        return float(self._joined(SpanKind.COMMUNICATION).seconds.sum())
+        return float(self._merged_intervals(GpuSpanKind.COMMUNICATION).seconds.sum())
 
     @cached_property
-    def hidden(self) -> Seconds:
+    def hidden_seconds(self) -> Seconds:
         """Those of them in which kernels compute."""
-        _, _, shared = common(self._joined(SpanKind.COMMUNICATION), self._joined(*COMPUTED))
-        return float(shared.seconds.sum())
+        _, _, common_time = intersect(
+            self._merged_intervals(GpuSpanKind.COMMUNICATION), self._merged_intervals(*COMPUTE_KINDS)
+        )
+        return float(common_time.seconds.sum())
 
-    def kinds(self) -> FloatArray:
+    def kind_totals(self) -> FloatArray:
         """How many spans of each of SPAN_KINDS began, and their seconds, of all streams together: [2, kinds]."""
-        return np.stack([self._sums(self.begins), self._sums(self.spans.end - self.spans.start)])
+        return np.stack([self._sum_by_kind(self.is_begun), self._sum_by_kind(self.spans.end - self.spans.start)])
 
-    def by_label(self) -> FloatArray:
+    def label_totals(self) -> FloatArray:
         """The same of each label: [2, labels]."""
-        lasting, many = self.spans.end - self.spans.start, len(self.spans.labels)
-        return np.stack([np.bincount(self.spans.label, array, minlength=many) for array in (self.begins, lasting)])
+        durations, label_count = self.spans.end - self.spans.start, len(self.spans.labels)
+        return np.stack(
+            [np.bincount(self.spans.label_index, array, minlength=label_count) for array in (self.is_begun, durations)]
+        )
 
-    def streams(self) -> dict[int, FloatArray]:
+    def stream_seconds(self) -> dict[int, FloatArray]:
         """Seconds in which each stream computes, communicates, copies to or from the host, and does nothing: [4]."""
-        found = {}
+        seconds_by_stream = {}
         for stream in np.unique(self.spans.stream).tolist():
-            groups = (COMPUTED, (SpanKind.COMMUNICATION,), (SpanKind.HOST,))
-            busy = [float(self._joined(*kinds, stream=stream).seconds.sum()) for kinds in groups]
-            found[int(stream)] = np.array([*busy, max(0.0, self.seconds - sum(busy))])
-        return found
+            kind_sets = (COMPUTE_KINDS, (GpuSpanKind.COMMUNICATION,), (GpuSpanKind.HOST,))
+            busy = [float(self._merged_intervals(*kinds, stream=stream).seconds.sum()) for kinds in kind_sets]
+            seconds_by_stream[int(stream)] = np.array([*busy, max(0.0, self.step_time - sum(busy))])
+        return seconds_by_stream
 
-    def _sums(self, weights: FloatArray) -> FloatArray:
-        return np.bincount(self.spans.kind, weights, minlength=len(SPAN_KINDS)).astype(np.float64, copy=False)
+    def _sum_by_kind(self, weights: FloatArray) -> FloatArray:
+        return np.bincount(self.spans.kind, weights, minlength=len(GPU_SPAN_KINDS)).astype(np.float64, copy=False)
 
-    def _joined(self, *kinds: SpanKind, stream: int | None = None) -> Intervals:
-        chosen = np.isin(self.spans.kind, [SPAN_KINDS.index(kind) for kind in kinds])
-        chosen &= (self.spans.stream == stream) if stream is not None else True
-        zeros = np.zeros(int(chosen.sum()), dtype=np.int64)
-        return Intervals(zeros, self.spans.start[chosen], self.spans.end[chosen]).joined()
+    def _merged_intervals(self, *kinds: GpuSpanKind, stream: int | None = None) -> Intervals:
+        is_selected = np.isin(self.spans.kind, [GPU_SPAN_KINDS.index(kind) for kind in kinds])
+        is_selected &= (self.spans.stream == stream) if stream is not None else True
+        zeros = np.zeros(int(is_selected.sum()), dtype=np.int64)
+        return Intervals(zeros, self.spans.start[is_selected], self.spans.end[is_selected]).merge_overlapping()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,128 +187,138 @@ class ProfiledStep:
     number: the profiler's; step_times: [steps] seconds of those that are whole, the mean over ranks.
     """
 
-    number: int
+    step_number: int
     step_times: FloatArray
     ranks: tuple[RankStep, ...]
 
     @property
-    def seconds(self) -> Seconds:
+    def step_time(self) -> Seconds:
         """The mean over ranks."""
-        return float(np.mean([rank.seconds for rank in self.ranks]))
+        return float(np.mean([rank.step_time for rank in self.ranks]))
 
     @property
-    def parts(self) -> FloatArray:
+    def category_seconds(self) -> FloatArray:
         """Seconds of SPAN_PARTS, the mean over ranks: [4]."""
-        return np.asarray(np.mean([rank.parts for rank in self.ranks], axis=0))
+        return np.asarray(np.mean([rank.category_seconds for rank in self.ranks], axis=0))
 
     @property
-    def kinds(self) -> FloatArray:
-        """As `RankStep.kinds`, the mean over ranks: [2, kinds]."""
-        return np.asarray(np.mean([rank.kinds() for rank in self.ranks], axis=0))
+    def kind_totals(self) -> FloatArray:
+        """As `kind_totals`, the mean over ranks: [2, kinds]."""
+        return np.asarray(np.mean([rank.kind_totals() for rank in self.ranks], axis=0))
 
     @property
-    def communication(self) -> Seconds:
+    def comm_seconds(self) -> Seconds:
         """Seconds in which something is communicated, hidden or not, the mean over ranks."""
-        return float(np.mean([rank.communication for rank in self.ranks]))
+        return float(np.mean([rank.comm_seconds for rank in self.ranks]))
 
     @property
-    def hidden(self) -> Seconds:
+    def hidden_seconds(self) -> Seconds:
         """Those of them in which kernels compute."""
-        return float(np.mean([rank.hidden for rank in self.ranks]))
+        return float(np.mean([rank.hidden_seconds for rank in self.ranks]))
 
-    def streams(self) -> dict[int, FloatArray]:
-        """As `RankStep.streams`, the mean over the ranks that have the stream."""
-        found: dict[int, list[FloatArray]] = {}
+    def stream_seconds(self) -> dict[int, FloatArray]:
+        """As `stream_seconds`, the mean over the ranks that have the stream."""
+        seconds_by_stream: dict[int, list[FloatArray]] = {}
         for rank in self.ranks:
-            for stream, seconds in rank.streams().items():
-                found.setdefault(stream, []).append(seconds)
-        return {stream: np.mean(some, axis=0) for stream, some in sorted(found.items())}
+            for stream, seconds in rank.stream_seconds().items():
+                seconds_by_stream.setdefault(stream, []).append(seconds)
+        return {stream: np.mean(rank_seconds, axis=0) for stream, rank_seconds in sorted(seconds_by_stream.items())}
 
-    def collectives(self) -> dict[Moved, FloatArray]:
+    def collective_totals(self) -> dict[ProfiledCollective, FloatArray]:
         """How many of each began, and their seconds, the mean over ranks: [2]."""
-        return self._by(lambda label: None if label.moved is None else label.moved.alike)
+        return self._totals_by(lambda label: None if label.collective is None else label.collective.without_group)
 
-    def products(self) -> dict[tuple[int, int, int, int], FloatArray]:
+    def matmul_totals(self) -> dict[tuple[int, int, int, int], FloatArray]:
         """The same of matrix products whose sizes are known."""
-        return self._by(lambda label: label.product)
+        return self._totals_by(lambda label: label.matmul_shape)
 
-    def _by(self, what: Callable[[SpanLabel], _Key | None]) -> dict[_Key, FloatArray]:
-        found: dict[_Key, FloatArray] = {}
+    def _totals_by(self, key_function: Callable[[GpuSpanLabel], _Key | None]) -> dict[_Key, FloatArray]:
+        totals: dict[_Key, FloatArray] = {}
         for rank in self.ranks:
-            sums = rank.by_label()
-            for place, label in enumerate(rank.spans.labels):
-                key = what(label)
-                if key is not None and sums[:, place].any():
-                    found[key] = found.get(key, np.zeros(2)) + sums[:, place] / len(self.ranks)
-        return found
+            sums = rank.label_totals()
+            for index, label in enumerate(rank.spans.labels):
+                key = key_function(label)
+                if key is not None and sums[:, index].any():
+                    totals[key] = totals.get(key, np.zeros(2)) + sums[:, index] / len(self.ranks)
+        return totals
 
 
-def median_step(ranks: Sequence[RankSpans], seconds: Seconds | None = None) -> ProfiledStep:
+def median_step(ranks: Sequence[RankSpans], single_step_time: Seconds | None = None) -> ProfiledStep:
     """The step with the median time of those that are whole, or the only one.
 
     ranks: with equal `numbers`; seconds: what the only step takes, where that is known; else it lasts from the first
     span of any rank to the end of the last one.
     """
-    begins = np.array([rank.begins() for rank in ranks])
-    if begins.shape[1] == 1:
-        first, last = _bounds(ranks)
-        lasts = last - first if seconds is None else seconds
-        return _step(ranks, 0, np.array([lasts]), np.full((len(ranks), 2), first) + np.array([0.0, lasts]))
-    times = np.diff(begins, axis=1)
+    starts = np.array([rank.step_starts() for rank in ranks])
+    if starts.shape[1] == 1:
+        first, end = _step_bounds(ranks)
+        step_time = end - first if single_step_time is None else single_step_time
+        return _build_step(
+            ranks, 0, np.array([step_time]), np.full((len(ranks), 2), first) + np.array([0.0, step_time])
+        )
+    times = np.diff(starts, axis=1)
     means = times.mean(axis=0)
-    place = int(np.argsort(means, kind="stable")[(len(means) - 1) // 2])
-    return _step(ranks, place, means, begins[:, place : place + 2])
+    step_index = int(np.argsort(means, kind="stable")[(len(means) - 1) // 2])
+    return _build_step(ranks, step_index, means, starts[:, step_index : step_index + 2])
 
 
-def _bounds(ranks: Sequence[RankSpans]) -> tuple[Seconds, Seconds]:
+def _step_bounds(ranks: Sequence[RankSpans]) -> tuple[Seconds, Seconds]:
     """When the first span that belongs to a step begins, and when the last one ends."""
-    chosen = [(rank, rank.step >= 0) for rank in ranks]
-    return min(rank_spans.start[of].min() for rank_spans, of in chosen), max(item.end[of].max() for item, of in chosen)
-
-
-def _step(ranks: Sequence[RankSpans], place: int, times: FloatArray, bounds: FloatArray) -> ProfiledStep:
-    cut = tuple(_cut(rank, *bound) for rank, bound in zip(ranks, bounds.tolist(), strict=True))
-    return ProfiledStep(ranks[0].numbers[place], times, cut)
-
-
-def _cut(spans: RankSpans, begin: Seconds, end: Seconds) -> RankStep:
-    """What runs between two moments."""
-    chosen = np.flatnonzero((spans.end > begin) & (spans.start < end))
-    start, stop = spans.start[chosen], spans.end[chosen]
-    inside = replace(
-        spans,
-        start=np.maximum(start, begin) - begin,
-        end=np.minimum(stop, end) - begin,
-        stream=spans.stream[chosen],
-        label=spans.label[chosen],
-        step=spans.step[chosen],
+    selections = [(rank, rank.step_index >= 0) for rank in ranks]
+    return min(rank_spans.start[in_step].min() for rank_spans, in_step in selections), max(
+        item.end[in_step].max() for item, in_step in selections
     )
-    return RankStep(spans.rank, end - begin, inside, (start >= begin).astype(np.float64))
 
 
-def met(ranks: Sequence[RankSpans], step: int | None = None) -> dict[tuple[Moved, int], dict[int, Seconds]]:
+def _build_step(
+    ranks: Sequence[RankSpans], step_index: int, step_times: FloatArray, bounds: FloatArray
+) -> ProfiledStep:
+    rank_steps = tuple(_clip_spans(rank, *bound) for rank, bound in zip(ranks, bounds.tolist(), strict=True))
+    return ProfiledStep(ranks[0].step_numbers[step_index], step_times, rank_steps)
+
+
+def _clip_spans(spans: RankSpans, begin: Seconds, end: Seconds) -> RankStep:
+    """What runs between two moments."""
+    selected = np.flatnonzero((spans.end > begin) & (spans.start < end))
+    start_times, end_times = spans.start[selected], spans.end[selected]
+    clipped = replace(
+        spans,
+        start=np.maximum(start_times, begin) - begin,
+        end=np.minimum(end_times, end) - begin,
+        stream=spans.stream[selected],
+        label_index=spans.label_index[selected],
+        step_index=spans.step_index[selected],
+    )
+    return RankStep(spans.rank, end - begin, clipped, (start_times >= begin).astype(np.float64))
+
+
+def collective_durations(
+    ranks: Sequence[RankSpans], step_index: int | None = None
+) -> dict[tuple[ProfiledCollective, int], dict[int, Seconds]]:
     """What each collective took on each rank of its group, as far as they have traces; of one group in turn.
 
     step: only those of this place in `numbers`; else all that were launched in a step.
     """
-    found: dict[tuple[Moved, int], dict[int, Seconds]] = {}
+    durations: dict[tuple[ProfiledCollective, int], dict[int, Seconds]] = {}
     for spans in ranks:
-        number: dict[Moved, int] = {}
-        for place in np.flatnonzero(spans.step >= 0 if step is None else spans.step == step).tolist():
-            moved = spans.labels[int(spans.label[place])].moved
-            if moved is not None:
-                number[moved] = number.get(moved, -1) + 1
-                lasting = float(spans.end[place] - spans.start[place])
-                found.setdefault((moved, number[moved]), {})[spans.rank] = lasting
-    return found
+        occurrences: dict[ProfiledCollective, int] = {}
+        for span_index in np.flatnonzero(
+            spans.step_index >= 0 if step_index is None else spans.step_index == step_index
+        ).tolist():
+            collective = spans.labels[int(spans.label_index[span_index])].collective
+            if collective is not None:
+                occurrences[collective] = occurrences.get(collective, -1) + 1
+                duration = float(spans.end[span_index] - spans.start[span_index])
+                durations.setdefault((collective, occurrences[collective]), {})[spans.rank] = duration
+    return durations
 
 
-def waiting(ranks: Sequence[RankSpans], number: int) -> Seconds:
+def collective_wait_seconds(ranks: Sequence[RankSpans], step_number: int) -> Seconds:
     """Seconds of a step in which collectives wait for other members, the mean over ranks.
 
     That is what they last longer than the shortest of their members' kernels; those whose members have not all traces
     are left out. number: the profiler's, of the step.
     """
-    took = met(ranks, ranks[0].numbers.index(number)).items()
-    whole = (np.array([*item.values()]) for (moved, _), item in took if len(item) == moved.ranks)
-    return float(sum((array - array.min()).sum() for array in whole)) / len(ranks)
+    durations = collective_durations(ranks, ranks[0].step_numbers.index(step_number)).items()
+    complete = (np.array([*item.values()]) for (collective, _), item in durations if len(item) == collective.group_size)
+    return float(sum((array - array.min()).sum() for array in complete)) / len(ranks)

@@ -22,126 +22,151 @@ from clustersim.cost.segment import SegmentTiming
 from clustersim.cost.timing import LOCALLY_MEASURED, CommTiming, Provenance
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import CommOp, CommOverlap, Segment
-from clustersim.results.trace_table import WHOLE, Rows, Span, TimingOf, block_runs, timings
-from clustersim.uncertainty.expected_error import Expectation
+from clustersim.results.trace_table import (
+    FULL_RUN,
+    SegmentTimingLookup,
+    TimeWindow,
+    TraceTable,
+    distinct_timings,
+    sum_segment_runs,
+)
+from clustersim.uncertainty.expected_error import ExpectedError
 
-Work = Kernel | CommOp | CommOverlap
+TimedWork = Kernel | CommOp | CommOverlap
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class BusyTimeItem:
     """All runs of one kernel or exchange whose durations have one source.
 
     error: the part by which they are expected to differ, None where nothing was measured; longer: how many times longer
     than by themselves they take in a step; seconds: on all ranks.
     """
 
-    does: Work
+    body: TimedWork
     provenance: Provenance
     error: float | None
-    longer: float
+    in_situ_slowdown: float
     seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class InStep:
+class InSituShare:
     """share: of the busy time that was measured on kernels alone, whose pace in a step was not; longer: than alone."""
 
     share: float
-    longer: float
+    slowdown: float
 
 
-def items(
-    rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[CommOp], CommTiming], span: Span = WHOLE
-) -> tuple[Item, ...]:
+def busy_time_items(
+    table: TraceTable,
+    segment_timing: SegmentTimingLookup,
+    comm_timing: Callable[[CommOp], CommTiming],
+    window: TimeWindow = FULL_RUN,
+) -> tuple[BusyTimeItem, ...]:
     """What the ranks do, longest first; span: when what counts begins."""
-    start, (since, until) = rows.trace.start, span
-    keys, row = _Keys(), np.flatnonzero((start >= since) & (start < until))
-    found = (*_in_blocks(rows, row, timing_of, keys), *_exchanges(rows, row, exchange_timing, keys))
-    which = np.concatenate([np.zeros(0, dtype=np.int64), *(number for number, _ in found)])
-    seconds = np.bincount(which, np.concatenate([np.zeros(0), *(spent for _, spent in found)]), minlength=len(keys))
-    every = (Item(*key, seconds=spent) for key, spent in zip(keys.numbers, seconds.tolist(), strict=True))
-    return tuple(sorted(every, key=lambda item: -item.seconds))
+    start, (begin, end) = table.trace.start, window
+    indexer, events = _ItemIndexer(), np.flatnonzero((start >= begin) & (start < end))
+    index_seconds = (
+        *_segment_items(table, events, segment_timing, indexer),
+        *_comm_items(table, events, comm_timing, indexer),
+    )
+    item_index = np.concatenate([np.zeros(0, dtype=np.int64), *(indices for indices, _ in index_seconds)])
+    seconds = np.bincount(
+        item_index,
+        np.concatenate([np.zeros(0), *(item_seconds for _, item_seconds in index_seconds)]),
+        minlength=len(indexer),
+    )
+    unsorted = (
+        BusyTimeItem(*key, seconds=item_seconds)
+        for key, item_seconds in zip(indexer.index_by_key, seconds.tolist(), strict=True)
+    )
+    return tuple(sorted(unsorted, key=lambda item: -item.seconds))
 
 
-def provenance_share(found: Iterable[Item]) -> dict[str, float]:
+def provenance_shares(items: Iterable[BusyTimeItem]) -> dict[str, float]:
     """Share of busy seconds by provenance, summing to 1 (all zero if nothing took any time)."""
     seconds = dict.fromkeys(Provenance, 0.0)
-    for item in found:
+    for item in items:
         seconds[item.provenance] += item.seconds
-    whole = sum(seconds.values())
-    return {kind.value: part / whole if whole > 0 else 0.0 for kind, part in seconds.items()}
+    total = sum(seconds.values())
+    return {kind.value: item_seconds / total if total > 0 else 0.0 for kind, item_seconds in seconds.items()}
 
 
-def in_step(found: Sequence[Item]) -> InStep:
+def in_situ_share(items: Sequence[BusyTimeItem]) -> InSituShare:
     """What was measured alone and takes longer within a step."""
-    whole = sum(item.seconds for item in found)
-    paced = [item for item in found if item.provenance in LOCALLY_MEASURED and item.longer != 1.0]
-    seconds = sum(item.seconds for item in paced)
-    alone = sum(item.seconds / item.longer for item in paced)
-    return InStep(seconds / whole, seconds / alone) if paced else InStep(0.0, 1.0)
+    total = sum(item.seconds for item in items)
+    scaled = [item for item in items if item.provenance in LOCALLY_MEASURED and item.in_situ_slowdown != 1.0]
+    seconds = sum(item.seconds for item in scaled)
+    standalone_seconds = sum(item.seconds / item.in_situ_slowdown for item in scaled)
+    return InSituShare(seconds / total, seconds / standalone_seconds) if scaled else InSituShare(0.0, 1.0)
 
 
-def expectation(found: Sequence[Item]) -> Expectation:
+def expected_error(items: Sequence[BusyTimeItem]) -> ExpectedError:
     """By how much the answer is expected to differ, as far as its sources know."""
-    whole = sum(item.seconds for item in found)
-    if whole <= 0:
-        return Expectation(0.0, 1.0)
-    known = sum(item.seconds * item.error for item in found if item.error is not None)
-    unknown = sum(item.seconds for item in found if item.error is None)
-    kernels = [(item.seconds, item.error) for item in found if item.error is not None and isinstance(item.does, Kernel)]
-    spent, error = sum(seconds for seconds, _ in kernels), sum(seconds * element for seconds, element in kernels)
-    return Expectation(known / whole, unknown / whole, spent / whole, error / whole)
+    total = sum(item.seconds for item in items)
+    if total <= 0:
+        return ExpectedError(0.0, 1.0)
+    error_seconds = sum(item.seconds * item.error for item in items if item.error is not None)
+    unknown_seconds = sum(item.seconds for item in items if item.error is None)
+    kernels = [(item.seconds, item.error) for item in items if item.error is not None and isinstance(item.body, Kernel)]
+    kernel_seconds, error = (
+        sum(seconds for seconds, _ in kernels),
+        sum(seconds * element for seconds, element in kernels),
+    )
+    return ExpectedError(error_seconds / total, unknown_seconds / total, kernel_seconds / total, error / total)
 
 
-_Key = tuple[Work, Provenance, float | None, float]
-_Spent = tuple[IntArray, FloatArray]
+_ItemKey = tuple[TimedWork, Provenance, float | None, float]
+_IndexedSeconds = tuple[IntArray, FloatArray]
 """[n] numbers of keys, which may come again, and the seconds that are spent on each."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
+class _ItemIndexer:
     """Numbers of what is counted apart; known by identity, too, since it takes longer to hash kernels."""
 
-    numbers: dict[_Key, int] = field(default_factory=dict)
-    _known: dict[tuple[int, int, float | None, float], int] = field(default_factory=dict)
+    index_by_key: dict[_ItemKey, int] = field(default_factory=dict)
+    _index_by_id: dict[tuple[int, int, float | None, float], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.index_by_key)
 
-    def of(self, key: _Key) -> int:
+    def index_for(self, key: _ItemKey) -> int:
         """The number of one."""
-        return self.numbers.setdefault(key, len(self.numbers))
+        return self.index_by_key.setdefault(key, len(self.index_by_key))
 
-    def of_block(self, block: Segment, timing: SegmentTiming) -> IntArray:
+    def segment_indices(self, segment: Segment, timing: SegmentTiming) -> IntArray:
         """Those of the operations of a block: [operations]."""
         sources = zip(timing.provenance, timing.error, timing.in_situ_slowdown, strict=True)
-        numbers: list[int] = []
-        for operation, (source, error, longer) in zip(block.operations, sources, strict=True):
-            place = id(operation.body), id(source), error, longer
-            number = self._known.get(place)
-            if number is None:
-                number = self._known[place] = self.of((operation.body, source, error, longer))
-            numbers.append(number)
-        return np.array(numbers, dtype=np.int64)
+        indices: list[int] = []
+        for operation, (source, error, slowdown) in zip(segment.operations, sources, strict=True):
+            id_key = id(operation.body), id(source), error, slowdown
+            index = self._index_by_id.get(id_key)
+            if index is None:
+                index = self._index_by_id[id_key] = self.index_for((operation.body, source, error, slowdown))
+            indices.append(index)
+        return np.array(indices, dtype=np.int64)
 
 
-def _in_blocks(rows: Rows, row: IntArray, timing_of: TimingOf, keys: _Keys) -> Iterator[_Spent]:
-    trace = rows.trace
-    runs = block_runs(rows, row, trace.end[row] - trace.start[row])
-    different, which = timings(rows, runs, timing_of)
-    times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
-    for (block, timing), count in zip(different, times.tolist(), strict=True):
-        yield keys.of_block(block, timing), (np.array(timing.durations) - timing.launch_stalls) * count
+def _segment_items(
+    table: TraceTable, events: IntArray, segment_timing: SegmentTimingLookup, indexer: _ItemIndexer
+) -> Iterator[_IndexedSeconds]:
+    trace = table.trace
+    totals = sum_segment_runs(table, events, trace.end[events] - trace.start[events])
+    distinct, timing_index = distinct_timings(table, totals, segment_timing)
+    run_counts = np.bincount(timing_index, totals.run_count * table.weights[totals.rank_class], minlength=len(distinct))
+    for (segment, timing), count in zip(distinct, run_counts.tolist(), strict=True):
+        yield indexer.segment_indices(segment, timing), (np.array(timing.durations) - timing.launch_stalls) * count
 
 
-def _exchanges(
-    rows: Rows, row: IntArray, exchange_timing: Callable[[CommOp], CommTiming], keys: _Keys
-) -> Iterator[_Spent]:
-    trace, exchange = rows.trace, rows.exchange
-    chosen = row[exchange[row] >= 0]
-    busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
-    timed = ((comm_op, exchange_timing(comm_op)) for comm_op in rows.exchanges)
-    numbers = [keys.of((item, timing.provenance, timing.error, 1.0)) for item, timing in timed]
-    seconds = np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges)).astype(np.float64, copy=False)
-    yield np.array(numbers, dtype=np.int64), seconds
+def _comm_items(
+    table: TraceTable, events: IntArray, comm_timing: Callable[[CommOp], CommTiming], indexer: _ItemIndexer
+) -> Iterator[_IndexedSeconds]:
+    trace, comm_op_index = table.trace, table.comm_op_index
+    selected = events[comm_op_index[events] >= 0]
+    busy = (trace.end - trace.start)[selected] * table.weights[table.rank_class[selected]]
+    timings = ((comm_op, comm_timing(comm_op)) for comm_op in table.comm_ops)
+    indices = [indexer.index_for((comm_op, timing.provenance, timing.error, 1.0)) for comm_op, timing in timings]
+    seconds = np.bincount(comm_op_index[selected], busy, minlength=len(table.comm_ops)).astype(np.float64, copy=False)
+    yield np.array(indices, dtype=np.int64), seconds

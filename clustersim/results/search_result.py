@@ -17,15 +17,15 @@ from clustersim.common.units import (
     format_step_time,
 )
 
-RIVALS: Final = 4
+MAX_RIVALS: Final = 4
 """Layouts that are compared where something is other than supposed."""
-_BATCH: Final = "training.global_batch"
-FOLLOWING: Final = ("layout.sequence_parallel", "layout.layers_per_stage", _BATCH)
+_BATCH_KEY: Final = "training.global_batch"
+DERIVED_KEYS: Final = ("layout.sequence_parallel", "layout.layers_per_stage", _BATCH_KEY)
 """Keys that follow from others, as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayoutResult:
     """One layout that was simulated. overrides: as `--set` takes them; job: of the search, by its place.
 
     score: what it is measured by, less is better; band: between what and what the step is expected; breakdown: seconds
@@ -82,7 +82,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PrunedLayouts:
     """Layouts that were set aside for one reason. example: a sentence about one of them."""
 
     count: int
@@ -90,7 +90,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class BoundedLayout:
     """A layout that was not simulated, since its score is above `bound`, and that above the best ones'."""
 
     overrides: tuple[str, ...]
@@ -99,21 +99,21 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SensitivityCase:
     """Something that is other than the scenario says. scores: of the rivals with it, None where it cannot be."""
 
-    words: str
+    description: str
     scores: tuple[float | None, ...]
 
     @property
-    def best(self) -> int | None:
+    def best_index(self) -> int | None:
         """The place of the best of the rivals."""
-        there = [(score, place) for place, score in enumerate(self.scores) if score is not None]
-        return min(there)[1] if there else None
+        candidates = [(score, index) for index, score in enumerate(self.scores) if score is not None]
+        return min(candidates)[1] if candidates else None
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A search. candidates: combinations of values; pruned: of those, by reason; simulated: best first.
 
     bounded: legal ones that fit and whose bound is above the scores of the best; top: how many of the best are wanted;
@@ -124,26 +124,26 @@ class Found:
 
     objective: str
     candidates: int
-    pruned: Mapping[str, Pruned]
-    bounded: tuple[Bounded, ...]
-    simulated: tuple[Layout, ...]
+    pruned: Mapping[str, PrunedLayouts]
+    bounded: tuple[BoundedLayout, ...]
+    simulated: tuple[LayoutResult, ...]
     top: int
     preferred: int
-    first: Layout | None
-    wall: Seconds
+    first_guess: LayoutResult | None
+    wall_seconds: Seconds
     complete: bool = True
-    changes: tuple[Change, ...] = ()
-    repeat: float = 0.0
-    given: tuple[str, ...] = ()
+    sensitivity: tuple[SensitivityCase, ...] = ()
+    repeatability: float = 0.0
+    base_overrides: tuple[str, ...] = ()
 
     @property
-    def more_is_better(self) -> bool:
+    def shows_inverse_score(self) -> bool:
         """Whether people read scores, of which less is better, the other way round: as tokens."""
         return self.objective == "tokens-per-gpu"
 
-    def score_words(self, score: float) -> str:
+    def format_score(self, score: float) -> str:
         """A score as people read it."""
-        if self.more_is_better:
+        if self.shows_inverse_score:
             return f"{1.0 / score:,.0f} tokens/s/GPU"
         match self.objective:
             case "cost" | "run-cost":
@@ -155,71 +155,95 @@ class Found:
         return format_step_time(score)
 
     @cached_property
-    def telling(self) -> frozenset[str]:
-        """Keys of `FOLLOWING` that follow from nothing here: some of the best layouts differ in nothing else.
+    def varying_derived_keys(self) -> frozenset[str]:
+        """Keys of `DERIVED_KEYS` that follow from nothing here: some of the best layouts differ in nothing else.
 
         The batch, too, wherever layouts of one job have several: it is not what anything follows from.
         """
-        alike: dict[Hashable, list[dict[str, str]]] = {}
+        keys_by_rest_key: dict[Hashable, list[dict[str, str]]] = {}
         batches: dict[int, set[str]] = {}
-        for layout in self.best:
-            keys = keys_of(layout)
-            others = frozenset(pair for pair in keys.items() if pair[0] not in FOLLOWING)
-            alike.setdefault((layout.job, others), []).append(keys)
-        every: tuple[Layout | Bounded, ...] = (*self.simulated, *self.bounded)
-        for one in every:
-            batches.setdefault(one.job, set()).add(keys_of(one).get(_BATCH, ""))
-        found = {key for same in alike.values() for key in FOLLOWING if len({item.get(key) for item in same}) > 1}
-        return frozenset(found | ({_BATCH} if any(len(batch) > 1 for batch in batches.values()) else set()))
+        for layout_result in self.best:
+            values_by_key = override_values(layout_result)
+            other_values = frozenset(pair for pair in values_by_key.items() if pair[0] not in DERIVED_KEYS)
+            keys_by_rest_key.setdefault((layout_result.job, other_values), []).append(values_by_key)
+        all_layouts: tuple[LayoutResult | BoundedLayout, ...] = (*self.simulated, *self.bounded)
+        for layout in all_layouts:
+            batches.setdefault(layout.job, set()).add(override_values(layout).get(_BATCH_KEY, ""))
+        varying = {
+            key
+            for equal_layouts in keys_by_rest_key.values()
+            for key in DERIVED_KEYS
+            if len({equal_layout.get(key) for equal_layout in equal_layouts}) > 1
+        }
+        return frozenset(varying | ({_BATCH_KEY} if any(len(batch) > 1 for batch in batches.values()) else set()))
 
     @property
-    def rivals(self) -> tuple[Layout, ...]:
+    def rivals(self) -> tuple[LayoutResult, ...]:
         """The one to take, and the best of the others of its job."""
         if not self.simulated:
             return ()
-        others = [layout for layout in self.best if layout.job == self.choice.job and layout is not self.choice]
-        return (self.choice, *others[: RIVALS - 1])
+        alternatives = [
+            layout_result
+            for layout_result in self.best
+            if layout_result.job == self.recommended.job and layout_result is not self.recommended
+        ]
+        return (self.recommended, *alternatives[: MAX_RIVALS - 1])
 
     @property
-    def overtaken(self) -> tuple[str, ...]:
+    def rank_changes(self) -> tuple[str, ...]:
         """With which changes another rival is better than the one to take, by more than runs of the same differ."""
-        told = [(change.words, change.scores[0], change.best) for change in self.changes if change.scores]
-        seen = [(words, own, best) for words, own, best in told if own is not None and best is not None]
-        scores = {change.words: change.scores for change in self.changes}
-        return tuple(words for words, own, best in seen if own > (scores[words][best] or own) * (1.0 + self.repeat))
+        summaries = [
+            (change.description, change.scores[0], change.best_index) for change in self.sensitivity if change.scores
+        ]
+        comparable = [
+            (description, choice_score, best)
+            for description, choice_score, best in summaries
+            if choice_score is not None and best is not None
+        ]
+        scores = {change.description: change.scores for change in self.sensitivity}
+        return tuple(
+            description
+            for description, choice_score, best in comparable
+            if choice_score > (scores[description][best] or choice_score) * (1.0 + self.repeatability)
+        )
 
     @property
-    def best(self) -> tuple[Layout, ...]:
+    def best(self) -> tuple[LayoutResult, ...]:
         """The best of all, in order, and behind them the one to take where so many as good as it come before it."""
-        return self.simulated[: self.top] + ((self.choice,) if self.preferred >= self.top else ())
+        return self.simulated[: self.top] + ((self.recommended,) if self.preferred >= self.top else ())
 
     @property
-    def choice(self) -> Layout:
+    def recommended(self) -> LayoutResult:
         """The one to take: the plainest of those that are tied with the best."""
         return self.simulated[self.preferred]
 
     @property
-    def of_jobs(self) -> tuple[Layout, ...]:
+    def best_by_job(self) -> tuple[LayoutResult, ...]:
         """The best of every job that has one, in the order of jobs."""
-        found: dict[int, Layout] = {}
+        best: dict[int, LayoutResult] = {}
         for layout in self.simulated:
-            found.setdefault(layout.job, layout)
-        return tuple(found[job] for job in sorted(found))
+            best.setdefault(layout.job, layout)
+        return tuple(best[job] for job in sorted(best))
 
     @property
-    def pareto(self) -> tuple[Layout, ...]:
+    def pareto_front(self) -> tuple[LayoutResult, ...]:
         """Simulated layouts of which no other is as fast, on as few GPUs, with as much memory left; fastest first."""
-        kept: list[Layout] = []
-        for layout in sorted(self.simulated, key=lambda each: (each.step_time, each.gpus, -each.headroom)):
-            if not any(other.gpus <= layout.gpus and other.headroom >= layout.headroom for other in kept):
-                kept.append(layout)
-        return tuple(kept)
+        front: list[LayoutResult] = []
+        for layout_result in sorted(self.simulated, key=lambda each: (each.step_time, each.gpus, -each.headroom)):
+            if not any(
+                other.gpus <= layout_result.gpus and other.headroom >= layout_result.headroom for other in front
+            ):
+                front.append(layout_result)
+        return tuple(front)
 
-    def why(self, other: Layout) -> dict[str, Seconds]:
+    def category_differences(self, other: LayoutResult) -> dict[str, Seconds]:
         """Which parts of a step another layout has longer than the one to take (shorter: below zero), most first."""
-        mine = self.choice.breakdown
-        parts = {name: other.breakdown.get(name, 0.0) - mine.get(name, 0.0) for name in {**mine, **other.breakdown}}
-        return dict(sorted(parts.items(), key=lambda part: (-abs(part[1]), part[0])))
+        recommended = self.recommended.breakdown
+        differences = {
+            name: other.breakdown.get(name, 0.0) - recommended.get(name, 0.0)
+            for name in {**recommended, **other.breakdown}
+        }
+        return dict(sorted(differences.items(), key=lambda item: (-abs(item[1]), item[0])))
 
     def to_arrow(self) -> Any:
         """A pyarrow table: a row for every layout that was simulated, best first; raise InputError without pyarrow.
@@ -227,65 +251,70 @@ class Found:
         Columns are numbers of `to_json` and, as texts, the keys that layouts differ in; what is nothing is null.
         """
         try:
-            arrow = import_module("pyarrow")
+            pyarrow = import_module("pyarrow")
         except ImportError:
             raise InputError("a table needs pyarrow; pip install 'clustersim[table]'") from None
-        rows = [_row(layout) for layout in self.simulated]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return arrow.table({name: [row.get(name) for row in rows] for name in names})
+        table_rows = [_table_row(layout_result) for layout_result in self.simulated]
+        names = dict.fromkeys(name for table_row in table_rows for name in table_row)
+        return pyarrow.table({name: [table_row.get(name) for table_row in table_rows] for name in names})
 
     @property
-    def runner_up(self) -> Layout | None:
+    def runner_up(self) -> LayoutResult | None:
         """The best beside the one to take."""
-        return next((layout for place, layout in enumerate(self.simulated) if place != self.preferred), None)
+        return next(
+            (layout_result for index, layout_result in enumerate(self.simulated) if index != self.preferred), None
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
-        others = {"runner_up": self.runner_up, "first_guess": self.first}
-        rivals = {name: other for name, other in others.items() if other is not None and self.simulated}
+        alternatives = {"runner_up": self.runner_up, "first_guess": self.first_guess}
+        rivals = {name: other for name, other in alternatives.items() if other is not None and self.simulated}
         return {
             "objective": self.objective,
-            "given": list(self.given),
+            "given": list(self.base_overrides),
             "complete": self.complete,
             "candidates": self.candidates,
-            "pruned": {reason: pruned.count for reason, pruned in self.pruned.items()},
+            "pruned": {reason: pruned_layouts.count for reason, pruned_layouts in self.pruned.items()},
             "pruned_examples": {reason: item.example for reason, item in self.pruned.items()},
             "bounded": len(self.bounded),
             "simulated": len(self.simulated),
-            "wall_s": self.wall,
-            "layouts_per_s": self.candidates / self.wall if self.wall > 0 else None,
-            "best": [layout.to_json() for layout in self.best],
+            "wall_s": self.wall_seconds,
+            "layouts_per_s": self.candidates / self.wall_seconds if self.wall_seconds > 0 else None,
+            "best": [layout_result.to_json() for layout_result in self.best],
             "preferred": min(self.preferred, self.top),
-            "first_guess": None if self.first is None else self.first.to_json(),
-            "best_of_jobs": [of_job.to_json() for of_job in self.of_jobs],
-            "pareto": [element.to_json() for element in self.pareto],
+            "first_guess": None if self.first_guess is None else self.first_guess.to_json(),
+            "best_of_jobs": [element.to_json() for element in self.best_by_job],
+            "pareto": [entry.to_json() for entry in self.pareto_front],
             "rivals": [list(rival.overrides) for rival in self.rivals],
-            "sensitivity": [{"change": change.words, "scores": list(change.scores)} for change in self.changes],
-            "why": {name: self.why(other) for name, other in rivals.items()},
+            "sensitivity": [
+                {"change": sensitivity_case.description, "scores": list(sensitivity_case.scores)}
+                for sensitivity_case in self.sensitivity
+            ],
+            "why": {name: self.category_differences(other) for name, other in rivals.items()},
         }
 
 
-def keys_of(layout: Layout | Bounded) -> dict[str, str]:
+def override_values(layout: LayoutResult | BoundedLayout) -> dict[str, str]:
     """How a layout differs from the file's own: values by key."""
     return dict(override.split("=", 1) for override in layout.overrides)
 
 
-def _row(layout: Layout) -> dict[str, Any]:
+def _table_row(layout: LayoutResult) -> dict[str, Any]:
     """A layout as a row of a table."""
     numbers = layout.to_json()
-    (low, high), parts = layout.band, numbers.pop("breakdown_s")
+    (low, high), categories = layout.band, numbers.pop("breakdown_s")
     del numbers["step_time_band_s"]
     numbers |= {"overrides": " ".join(layout.overrides), "expected_low_s": low, "expected_high_s": high}
     numbers |= {f"run_{name}": value for name, value in numbers.pop("run", {}).items()}
-    return {**numbers, **keys_of(layout), **{f"{name} [s]": seconds for name, seconds in parts.items()}}
+    return {**numbers, **override_values(layout), **{f"{name} [s]": seconds for name, seconds in categories.items()}}
 
 
-def plain(layout: Layout) -> dict[str, Any]:
-    """A layout as a line of a file; `layout_of` reads it."""
+def layout_to_dict(layout: LayoutResult) -> dict[str, Any]:
+    """A layout as a line of a file; `layout_from_dict` reads it."""
     return asdict(layout)
 
 
-def layout_of(content: Mapping[str, Any]) -> Layout:
+def layout_from_dict(content: Mapping[str, Any]) -> LayoutResult:
     """The layout of such a line."""
     low, high = content["band"]
-    return Layout(**{**content, "overrides": tuple(content["overrides"]), "band": (low, high)})
+    return LayoutResult(**{**content, "overrides": tuple(content["overrides"]), "band": (low, high)})

@@ -11,7 +11,7 @@ from clustersim.program.task import CommOp, HostOp
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SelectedAlgorithm:
     """A collective of a step, and what it takes alone in its slowest group.
 
     group: the role whose groups do it; payload: bytes; algorithm: with its protocol.
@@ -27,16 +27,20 @@ class Taken:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        named = {"payload": "payload_bytes", "seconds": "alone_s"}
-        return {named.get(key, key): value for key, value in asdict(self).items()}
+        json_names = {"payload": "payload_bytes", "seconds": "alone_s"}
+        return {json_names.get(key, key): value for key, value in asdict(self).items()}
 
 
-def taken(program: Program, timing: Callable[[CommOp], CommTiming]) -> tuple[Taken, ...]:
+def selected_algorithms(
+    program: Program, time_comm_op: Callable[[CommOp], CommTiming]
+) -> tuple[SelectedAlgorithm, ...]:
     """Every distinct collective and message between ranks of a step."""
-    found: list[Taken] = []
-    for exchange in (comm_op for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)):
-        groups, how = program.groups[exchange.comm_group].members, timing(exchange)
+    selected: list[SelectedAlgorithm] = []
+    for comm_op in (op for op in program.comm_ops if not isinstance(op, HostOp)):
+        groups, timing = program.groups[comm_op.comm_group].members, time_comm_op(comm_op)
         if groups.size and groups.shape[1] > 1:
-            of = exchange.comm_group, exchange.collective.value, groups.shape[1], exchange.payload
-            found.append(Taken(*of, how.algorithm, float(how.seconds.max()), how.provenance.value))
-    return tuple(found)
+            identity = comm_op.comm_group, comm_op.collective.value, groups.shape[1], comm_op.payload
+            selected.append(
+                SelectedAlgorithm(*identity, timing.algorithm, float(timing.seconds.max()), timing.provenance.value)
+            )
+    return tuple(selected)

@@ -21,36 +21,49 @@ from clustersim.memory.ledger import MemoryLedger
 from clustersim.model.flops import AttentionFlopConvention, model_flops
 from clustersim.program.program import Program
 from clustersim.program.task import ComputeTask
-from clustersim.results.co_located_jobs import Neighbour
-from clustersim.results.critical_path import critical_path, path_summary
-from clustersim.results.economics import Economics, Gpus, activity_seconds
-from clustersim.results.expert_imbalance import FullestRank, fullest_rank
-from clustersim.results.link_loads import LinkLoads, Sender, link_loads
-from clustersim.results.link_volumes import Metered
+from clustersim.results.co_located_jobs import CoLocatedJob
+from clustersim.results.critical_path import find_critical_path, path_category_totals
+from clustersim.results.economics import Economics, GpuGroup, mean_activity_seconds
+from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank
+from clustersim.results.link_loads import LinkLoads, TrafficSource, compute_link_loads
+from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import max_host_use, memory_capacities, suggest_memory_fixes
-from clustersim.results.network_utilization import BINS
-from clustersim.results.number_formats import Formats, cast_seconds, executed_flops
-from clustersim.results.provenance import InStep, Item, expectation, in_step, items, provenance_share
-from clustersim.results.selected_algorithms import Taken, taken
+from clustersim.results.network_utilization import DEFAULT_BIN_COUNT
+from clustersim.results.number_formats import FormatUsage, executed_flops_by_format, mean_quantization_seconds
+from clustersim.results.provenance import (
+    BusyTimeItem,
+    InSituShare,
+    busy_time_items,
+    expected_error,
+    in_situ_share,
+    provenance_shares,
+)
+from clustersim.results.selected_algorithms import SelectedAlgorithm, selected_algorithms
 from clustersim.results.step_times import step_times
-from clustersim.results.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
-from clustersim.results.time_breakdown import Breakdown, breakdown
-from clustersim.results.trace_table import Rows, read_rows
+from clustersim.results.stragglers import (
+    StragglerReport,
+    WaitTimes,
+    compute_wait_times,
+    find_stragglers,
+    transfer_seconds,
+)
+from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
+from clustersim.results.trace_table import TraceTable, build_trace_table
 from clustersim.results.utilization import (
     CONVENTION,
+    achieved_flops_per_gpu,
     bubble_fraction,
     exposed_fraction,
-    gpu_hours,
+    gpu_hours_for_tokens,
     hfu,
     mfu,
-    model_flops_per_rank,
-    recomputed_flops,
+    recomputed_flops_total,
     tokens_per_second,
 )
 from clustersim.scenario import Contention, Scenario
 from clustersim.trace.trace import OperationSpans, Trace
 from clustersim.uncertainty.describe_interval import describe_interval
-from clustersim.uncertainty.expected_error import Expectation
+from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult, holdout_result
 from clustersim.uncertainty.model_file import load_uncertainty_model, uncertainty_model_name
 from clustersim.uncertainty.prediction_interval import LocalEvidence, RelativeInterval, UncertaintyModel
@@ -108,7 +121,7 @@ class SimulationResult(FieldPickling):
     operation_trace: OperationTraceReader
     ledgers: tuple[MemoryLedger, ...]
     wall_seconds: Seconds
-    co_located_jobs: tuple[Neighbour, ...] = ()
+    co_located_jobs: tuple[CoLocatedJob, ...] = ()
     isolated_step_time: Seconds | None = None
 
     def __repr__(self) -> str:
@@ -127,9 +140,9 @@ class SimulationResult(FieldPickling):
         return step_times(self.trace_table)
 
     @cached_property
-    def breakdown(self) -> Breakdown:
+    def breakdown(self) -> TimeBreakdown:
         """Where every second of each rank's step goes."""
-        return breakdown(self.trace_table, self.cost.time_segment)
+        return compute_breakdown(self.trace_table, self.cost.time_segment)
 
     @cached_property
     def memory_capacities(self) -> tuple[Bytes, ...]:
@@ -152,22 +165,22 @@ class SimulationResult(FieldPickling):
     @cached_property
     def critical_path(self) -> IntArray:
         """Trace rows of the critical path."""
-        return critical_path(self.trace)
+        return find_critical_path(self.trace)
 
     @cached_property
     def critical_path_breakdown(self) -> Mapping[str, Seconds]:
         """Seconds of the critical path by part."""
-        return path_summary(self.trace_table, self.cost.time_segment)
+        return path_category_totals(self.trace_table, self.cost.time_segment)
 
     @cached_property
-    def busy_time_items(self) -> tuple[Item, ...]:
+    def busy_time_items(self) -> tuple[BusyTimeItem, ...]:
         """What all ranks spend their busy time on, longest first."""
-        return items(self.trace_table, self.cost.time_segment, self.cost.comm_timing_by_group)
+        return busy_time_items(self.trace_table, self.cost.time_segment, self.cost.comm_timing_by_group)
 
     @cached_property
-    def selected_algorithms(self) -> tuple[Taken, ...]:
+    def selected_algorithms(self) -> tuple[SelectedAlgorithm, ...]:
         """By which algorithm each collective and message travels, and what it takes alone."""
-        return taken(self.program, self.cost.comm_timing_by_group)
+        return selected_algorithms(self.program, self.cost.comm_timing_by_group)
 
     @cached_property
     def model_flops(self) -> StepFlops:
@@ -178,22 +191,22 @@ class SimulationResult(FieldPickling):
     @cached_property
     def recomputed_flops(self) -> Flop:
         """FLOP of a step that are done again, on all ranks."""
-        return recomputed_flops(self.trace_table) / self.scenario.steps
+        return recomputed_flops_total(self.trace_table) / self.scenario.steps
 
     @cached_property
     def provenance_shares(self) -> Mapping[str, float]:
         """Share of busy time by where durations come from."""
-        return provenance_share(self.busy_time_items)
+        return provenance_shares(self.busy_time_items)
 
     @cached_property
-    def kernel_time_uncertainty(self) -> Expectation:
+    def kernel_time_uncertainty(self) -> ExpectedError:
         """By how much the sources of durations expect the answer to differ."""
-        return expectation(self.busy_time_items)
+        return expected_error(self.busy_time_items)
 
     @cached_property
-    def in_situ_slowdown(self) -> InStep:
+    def in_situ_slowdown(self) -> InSituShare:
         """What was measured on kernels alone and takes longer within the step, by a factor that was not."""
-        return in_step(self.busy_time_items)
+        return in_situ_share(self.busy_time_items)
 
     @cached_property
     def relative_interval(self) -> RelativeInterval:
@@ -205,14 +218,14 @@ class SimulationResult(FieldPickling):
         )
         if holdout is None:
             return self._interval_model.prediction_interval(
-                features, LocalEvidence(uncertainty.error, uncertainty.unknown)
+                features, LocalEvidence(uncertainty.error, uncertainty.unknown_share)
             )
         return holdout.extend(self._interval_model).prediction_interval(features, holdout.local_evidence(uncertainty))
 
     @cached_property
     def holdout_validation(self) -> HoldoutResult | None:
         """Real steps that the record predicted; None without, or where no kernel rests on what it measured here."""
-        return holdout_result(self.scenario.cost.record) if self.kernel_time_uncertainty.kernels > 0.0 else None
+        return holdout_result(self.scenario.cost.record) if self.kernel_time_uncertainty.kernel_share > 0.0 else None
 
     @property
     def step_time_interval(self) -> tuple[Seconds, Seconds]:
@@ -239,7 +252,7 @@ class SimulationResult(FieldPickling):
     @property
     def _measurement_description(self) -> str:
         """What was measured on the machine itself, empty where nothing was."""
-        measured_share = 1.0 - self.kernel_time_uncertainty.unknown
+        measured_share = 1.0 - self.kernel_time_uncertainty.unknown_share
         if measured_share < _MIN_REPORTED_SHARE:
             return ""
         evidence = f"{measured_share:.0%} of the busy time rests on {self._record_description}"
@@ -272,7 +285,7 @@ class SimulationResult(FieldPickling):
         slowdown = self.in_situ_slowdown
         if slowdown.share < _MIN_REPORTED_SHARE:
             return ""
-        return f" ({slowdown.share:.0%} as kernels alone, times {slowdown.longer:.3f} for {self._in_situ_source})"
+        return f" ({slowdown.share:.0%} as kernels alone, times {slowdown.slowdown:.3f} for {self._in_situ_source})"
 
     @property
     def _in_situ_source(self) -> str:
@@ -307,7 +320,7 @@ class SimulationResult(FieldPickling):
     @property
     def gpu_hours_per_trillion_tokens(self) -> float:
         """Hours of all GPUs together for a trillion tokens, as papers give them."""
-        return gpu_hours(self.tokens_per_second / self.rank_count)
+        return gpu_hours_for_tokens(self.tokens_per_second / self.rank_count)
 
     @cached_property
     def economics(self) -> Economics:
@@ -319,26 +332,26 @@ class SimulationResult(FieldPickling):
             gpus, self.step_time, tokens, settings.pue, settings.carbon_intensity, settings.training_tokens
         )
 
-    def gpu_groups(self, time_breakdown: Breakdown, time_items: Iterable[Item]) -> Iterator[Gpus]:
+    def gpu_groups(self, time_breakdown: TimeBreakdown, time_items: Iterable[BusyTimeItem]) -> Iterator[GpuGroup]:
         """The job's GPUs by accelerator; parts: their seconds; every: items of the same time."""
         settings, cluster = self.scenario.economics, self.scenario.cluster
         accelerators, kind = cluster.accelerator_kinds()
         for kind_index, accelerator in enumerate(accelerators):
             ranks = np.flatnonzero(kind[: self.rank_count] == kind_index)
             if len(ranks):
-                seconds = activity_seconds(time_breakdown, time_items, ranks)
+                seconds = mean_activity_seconds(time_breakdown, time_items, ranks)
                 price, power_draw = settings.gpu_hour_quote(accelerator, cluster.name), settings.power_draw(accelerator)
-                yield Gpus(accelerator.name, len(ranks), seconds, price, power_draw)
+                yield GpuGroup(accelerator.name, len(ranks), seconds, price, power_draw)
 
     @cached_property
-    def most_loaded_expert_rank(self) -> FullestRank | None:
+    def most_loaded_expert_rank(self) -> MostLoadedExpertRank | None:
         """Whose experts get the most rows; None where all get as many."""
-        return fullest_rank(self.program)
+        return most_loaded_expert_rank(self.program)
 
     @property
     def achieved_flops_per_gpu(self) -> FlopPerSecond:
         """Model FLOP per second that each GPU achieves."""
-        return model_flops_per_rank(self.model_flops.model, seconds=self.step_time, ranks=self.rank_count)
+        return achieved_flops_per_gpu(self.model_flops.model, step_time=self.step_time, gpu_count=self.rank_count)
 
     @property
     def peak_flops(self) -> FlopPerSecond:
@@ -351,15 +364,15 @@ class SimulationResult(FieldPickling):
         return float(np.array(peaks)[kind[: self.rank_count]].mean())
 
     @cached_property
-    def format_usage(self) -> Formats | None:
+    def format_usage(self) -> FormatUsage | None:
         """In which formats FLOP are, and what casts cost; None where nothing is cast."""
         recipe = self.scenario.training.recipe
         if recipe.casts is None:
             return None
         steps, high_precision = self.scenario.steps, recipe.activations
-        casts = cast_seconds(self.busy_time_items, ranks=self.rank_count, steps=steps)
+        casts = mean_quantization_seconds(self.busy_time_items, rank_count=self.rank_count, step_count=steps)
         peaks = recipe.compute, self.peak_flops, high_precision, self._mean_peak_flops(high_precision)
-        return Formats(executed_flops(self.trace_table, steps), casts, *peaks)
+        return FormatUsage(executed_flops_by_format(self.trace_table, steps), casts, *peaks)
 
     @property
     def peak_memory_pipeline_rank(self) -> int:
@@ -437,21 +450,21 @@ class SimulationResult(FieldPickling):
         return int(np.array(operation_counts)[self.program.program_index[self.trace.simulated_ranks]].sum())
 
     @cached_property
-    def trace_table(self) -> Rows:
+    def trace_table(self) -> TraceTable:
         """The trace joined with the program, for further analysis."""
-        return read_rows(self.trace, self.program, self.scenario.steps)
+        return build_trace_table(self.trace, self.program, self.scenario.steps)
 
     @cached_property
-    def stragglers(self) -> Stragglers:
+    def stragglers(self) -> StragglerReport:
         """The ranks that compute or communicate longest for what they do."""
         return find_stragglers(
-            self.breakdown, self.program.program_index, moving_seconds(self.trace, self.scenario.steps)
+            self.breakdown, self.program.program_index, transfer_seconds(self.trace, self.scenario.steps)
         )
 
     @cached_property
-    def wait_times(self) -> Waits:
+    def wait_times(self) -> WaitTimes:
         """How long the ranks of each program wait for others."""
-        return find_waits(self.breakdown, self.program.program_index)
+        return compute_wait_times(self.breakdown, self.program.program_index)
 
     def operation_spans(self, rank: int, task_ids: frozenset[int] | None = None) -> OperationSpans:
         """When each kernel and collective inside the blocks of a rank (or of some of its tasks) ran.
@@ -461,11 +474,11 @@ class SimulationResult(FieldPickling):
         return self.operation_trace.rank_spans(rank, task_ids)
 
     @property
-    def network_volumes(self) -> Metered:
+    def network_volumes(self) -> MeteredCollectiveCost:
         """What knows how many bytes each collective and message puts on which links."""
-        return Metered(self.scenario.cluster.fabric, resolved_library(self.scenario), self.program.groups)
+        return MeteredCollectiveCost(self.scenario.cluster.fabric, resolved_library(self.scenario), self.program.groups)
 
-    def link_loads(self, *links: tuple[str, str], bins: int = BINS) -> LinkLoads:
+    def link_loads(self, *links: tuple[str, str], bins: int = DEFAULT_BIN_COUNT) -> LinkLoads:
         """Bytes per second on links over time, in bins of equal length of the whole run.
 
         links: by the names of their ends, as in the cluster's graph and in `disturbances` (("nic3.0", "leaf0.0")), one
@@ -473,24 +486,28 @@ class SimulationResult(FieldPickling):
         that are not there.
         """
         senders = (
-            Sender(self.trace_table, self.network_volumes, self.operation_spans),
-            *(co_located_job.sender for co_located_job in self.co_located_jobs),
+            TrafficSource(self.trace_table, self.network_volumes, self.operation_spans),
+            *(co_located_job.traffic_source for co_located_job in self.co_located_jobs),
         )
-        return link_loads(senders, self.scenario.cluster.fabric, links=links, bins=bins)
+        return compute_link_loads(senders, self.scenario.cluster.fabric, links=links, bin_count=bins)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
-        return mfu(self.model_flops.model, seconds=self.step_time, ranks=self.rank_count, peak=self.peak_flops)
+        return mfu(self.model_flops.model, step_time=self.step_time, gpu_count=self.rank_count, peak=self.peak_flops)
 
     def mfu_causal(self) -> float:
         """Model FLOP utilization that counts attention as its causal mask leaves it."""
-        return mfu(self.model_flops.causal, seconds=self.step_time, ranks=self.rank_count, peak=self.peak_flops)
+        return mfu(self.model_flops.causal, step_time=self.step_time, gpu_count=self.rank_count, peak=self.peak_flops)
 
     def hfu(self) -> float:
         """Hardware FLOP utilization: recomputation counts."""
         recomputed = self.recomputed_flops
         return hfu(
-            self.model_flops.model, recomputed, seconds=self.step_time, ranks=self.rank_count, peak=self.peak_flops
+            self.model_flops.model,
+            recomputed,
+            step_time=self.step_time,
+            gpu_count=self.rank_count,
+            peak=self.peak_flops,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -520,12 +537,12 @@ class SimulationResult(FieldPickling):
             "host_memory": self._host_json(),
             "expert_loads": self._expert_load_json(),
             "formats": self._formats_json(),
-            "breakdown_s": self.breakdown.mean(),
+            "breakdown_s": self.breakdown.mean_seconds(),
             "critical_path_s": dict(self.critical_path_breakdown),
             "stages": [self._stage_json(rank) for rank in range(len(self.ledgers))],
             "stragglers": self._stragglers_json(),
             "provenance_share": dict(self.provenance_shares),
-            "in_step": {"share": self.in_situ_slowdown.share, "times_longer": self.in_situ_slowdown.longer},
+            "in_step": {"share": self.in_situ_slowdown.share, "times_longer": self.in_situ_slowdown.slowdown},
             "step_time_band_s": list(self.step_time_interval),
             "record_steps": self._holdout_json(),
             "regimes": list(self.relative_interval.strata),
@@ -551,11 +568,11 @@ class SimulationResult(FieldPickling):
         if usage is None:
             return None
         return {
-            "flop_share": {dtype.value: share for dtype, share in usage.shares.items()},
-            "casts_s": usage.casts,
-            "mfu_peak": usage.peak.value,
+            "flop_share": {dtype.value: share for dtype, share in usage.flop_shares.items()},
+            "casts_s": usage.quantization_seconds,
+            "mfu_peak": usage.peak_format.value,
             "mfu_peak_tflops": usage.peak_flops / 1e12,
-            f"mfu_of_{usage.wide.value}_peak": usage.of_wide(self.mfu()),
+            f"mfu_of_{usage.high_precision.value}_peak": usage.high_precision_mfu(self.mfu()),
         }
 
     def _expert_load_json(self) -> dict[str, Any] | None:
@@ -564,9 +581,9 @@ class SimulationResult(FieldPickling):
         if most_loaded is None or load is None:
             return None
         load_ratios = {
-            "layer_over_mean": most_loaded.layer,
+            "layer_over_mean": most_loaded.layer_max_ratio,
             "rank": most_loaded.rank,
-            "rank_over_mean": most_loaded.rows,
+            "rank_over_mean": most_loaded.rank_ratio,
         }
         return {"load": load.description, **load_ratios}
 
@@ -587,11 +604,11 @@ class SimulationResult(FieldPickling):
         memory, waits = self.ledgers[pipeline_rank].peak_by_category(), self.wait_times
         return {
             "pipeline_rank": pipeline_rank,
-            "breakdown_s": self.breakdown.of(rank),
+            "breakdown_s": self.breakdown.rank_seconds(rank),
             "waits_s": {
-                "least": float(waits.least[pipeline_rank]),
+                "least": float(waits.minimum[pipeline_rank]),
                 "mean": float(waits.mean[pipeline_rank]),
-                "most": float(waits.most[pipeline_rank]),
+                "most": float(waits.maximum[pipeline_rank]),
             },
             "peak_memory_bytes": self.ledgers[pipeline_rank].peak,
             "memory_bytes": {category.value: memory.get(category, 0.0) for category in MemoryCategory},
@@ -603,12 +620,12 @@ class SimulationResult(FieldPickling):
         slowest = [
             {
                 "ranks": list(straggler.ranks),
-                "pipeline_rank": min(straggler.kind, len(self.ledgers) - 1),
-                "kernels_s": straggler.kernels,
-                "longer_than_median": straggler.excess,
-                "communication_longer_s": straggler.delay,
-                "waits_s": straggler.waits,
+                "pipeline_rank": min(straggler.program_index, len(self.ledgers) - 1),
+                "kernels_s": straggler.kernel_seconds,
+                "longer_than_median": straggler.kernel_excess,
+                "communication_longer_s": straggler.comm_delay,
+                "waits_s": straggler.wait_seconds,
             }
             for straggler in stragglers.slowest
         ]
-        return {"ranks": stragglers.ranks, "slowest": slowest}
+        return {"ranks": stragglers.rank_count, "slowest": slowest}

@@ -8,12 +8,12 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.results.trace_table import Rows
+from clustersim.results.trace_table import TraceTable
 
 
-def step_times(rows: Rows, start: Seconds = 0.0) -> FloatArray:
+def step_times(table: TraceTable, start: Seconds = 0.0) -> FloatArray:
     """Seconds of each step: [steps], summing to the makespan. start: when the first one begins."""
-    ends = np.full(rows.steps, start)
-    np.maximum.at(ends, rows.tasks.step[rows.entry], rows.trace.end)
+    ends = np.full(table.step_count, start)
+    np.maximum.at(ends, table.tasks.step[table.entry], table.trace.end)
     times: FloatArray = np.diff(np.maximum.accumulate(ends), prepend=start)
     return times

@@ -15,9 +15,11 @@ from clustersim.program.task import ComputeTask, Stream
 from clustersim.trace.trace import Trace
 
 
-def payload_rates(trace: Trace, program: Program, rank: int, streams: Sequence[Stream]) -> tuple[IntArray, FloatArray]:
+def algorithm_bandwidth(
+    trace: Trace, program: Program, rank: int, streams: Sequence[Stream]
+) -> tuple[IntArray, FloatArray]:
     """The rows of a simulated rank on some streams that take time, and bytes per second of each."""
     tasks = program.programs[int(program.program_index[rank])].tasks
-    payload = np.array([0.0 if isinstance(task, ComputeTask) else task.comm_op.payload for task in tasks])
-    rows = np.flatnonzero((trace.rank == rank) & np.isin(trace.stream, streams) & (trace.end > trace.start))
-    return rows, payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
+    payload_by_task = np.array([0.0 if isinstance(task, ComputeTask) else task.comm_op.payload for task in tasks])
+    events = np.flatnonzero((trace.rank == rank) & np.isin(trace.stream, streams) & (trace.end > trace.start))
+    return events, payload_by_task[trace.task[events]] / (trace.end[events] - trace.start[events])

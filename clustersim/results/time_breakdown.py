@@ -15,14 +15,22 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.results.idle_time import Queue, compute_queue, idle_seconds
-from clustersim.results.time_categories import PARTS, BlockParts, Part
-from clustersim.results.trace_table import WHOLE, BlockRuns, Rows, Span, TimingOf, block_runs, timings
+from clustersim.results.idle_time import ComputeEvents, build_compute_events, idle_seconds
+from clustersim.results.time_categories import TIME_CATEGORIES, SegmentCategories, TimeCategory
+from clustersim.results.trace_table import (
+    FULL_RUN,
+    SegmentRunTotals,
+    SegmentTimingLookup,
+    TimeWindow,
+    TraceTable,
+    distinct_timings,
+    sum_segment_runs,
+)
 from clustersim.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Breakdown:
+class TimeBreakdown:
     """Seconds of every class of ranks and part.
 
     ranks: [classes] the simulated ranks; seconds: [classes, parts]; weights: [classes] how many ranks each stands for;
@@ -34,79 +42,88 @@ class Breakdown:
     weights: IntArray
     representative: IntArray
 
-    def of(self, rank: int) -> dict[str, Seconds]:
+    def rank_seconds(self, rank: int) -> dict[str, Seconds]:
         """Seconds of every part on one rank, by the part's name; they sum to the step time."""
-        return _named(self.seconds[np.searchsorted(self.ranks, self.representative[rank])])
+        return _by_category_name(self.seconds[np.searchsorted(self.ranks, self.representative[rank])])
 
-    def mean(self) -> dict[str, Seconds]:
+    def mean_seconds(self) -> dict[str, Seconds]:
         """Seconds of every part, the mean over all ranks; they sum to the step time."""
-        return _named(self._mean())
+        return _by_category_name(self._mean_array())
 
-    def total(self, *parts: Part) -> Seconds:
+    def category_total(self, *categories: TimeCategory) -> Seconds:
         """Seconds of some parts together, the mean over all ranks."""
-        return float(self._mean()[[part.place for part in parts]].sum())
+        return float(self._mean_array()[[category.index for category in categories]].sum())
 
     @property
     def launch_share(self) -> float:
         """The part of the step in which GPUs wait for kernel launches."""
-        whole = sum(self.mean().values())
-        return self.total(Part.LAUNCH) / whole if whole > 0 else 0.0
+        step_time = sum(self.mean_seconds().values())
+        return self.category_total(TimeCategory.LAUNCH) / step_time if step_time > 0 else 0.0
 
-    def _mean(self) -> FloatArray:
+    def _mean_array(self) -> FloatArray:
         mean: FloatArray = self.weights @ self.seconds / self.weights.sum()
         return mean
 
 
-def breakdown(rows: Rows, timing_of: TimingOf, span: Span = WHOLE) -> Breakdown:
+def compute_breakdown(
+    table: TraceTable, segment_timing: SegmentTimingLookup, window: TimeWindow = FULL_RUN
+) -> TimeBreakdown:
     """Fold a trace into seconds per class and part of one step, the mean over steps.
 
     timing_of(rank, block): the block's timing on that rank; span: the part of the trace that counts.
     """
-    trace, (since, until) = rows.trace, span
-    queue = compute_queue(trace, rows)
-    seconds = idle_seconds(trace, rows.program, rows, queue, span)
-    row = np.flatnonzero((trace.start <= until) & (trace.end >= since))
-    runs = block_runs(rows, row, np.clip(trace.end[row], *span) - np.clip(trace.start[row], *span))
-    np.add.at(seconds, runs.owner, run_parts(rows, runs, timing_of))
-    _add_exchanges(seconds, trace, rows, queue, span)
-    return Breakdown(rows.ranks, seconds / rows.steps, rows.weights, trace.representative)
+    trace, (begin, end) = table.trace, window
+    compute_events = build_compute_events(trace, table)
+    seconds = idle_seconds(trace, table.program, table, compute_events, window)
+    events = np.flatnonzero((trace.start <= end) & (trace.end >= begin))
+    runs = sum_segment_runs(table, events, np.clip(trace.end[events], *window) - np.clip(trace.start[events], *window))
+    np.add.at(seconds, runs.rank_class, segment_category_seconds(table, runs, segment_timing))
+    _add_collectives(seconds, trace, table, compute_events, window)
+    return TimeBreakdown(table.ranks, seconds / table.step_count, table.weights, trace.representative)
 
 
-def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:
+def segment_category_seconds(
+    table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
+) -> FloatArray:
     """Parts of the runs of every class and block: [pairs, parts], each row summing to its seconds.
 
     What neither exchanges nor waiting nor slowing explains is the kernels' own time, which jitter makes differ from
     what their timings say; it is divided among parts as they say. Runs that count in part do so evenly.
     """
-    different, which = timings(rows, runs, timing_of)
-    parts_of = {block: BlockParts.of(block) for block in rows.blocks}
-    own_parts = [(parts_of[block].kernels(timing), parts_of[block].exchanges(timing)) for block, timing in different]
-    kernels, moves = np.array(own_parts).reshape(-1, 2, len(PARTS))[which].swapaxes(0, 1)
-    moves = moves * runs.runs[:, None]
-    lost = runs.waited + runs.slowed + runs.exposed.sum(axis=1)
-    own = np.maximum(runs.full - lost - moves.sum(axis=1), 0.0)
-    parts = moves + runs.exposed + _spread(own, kernels)
-    parts[:, Part.WAIT.place] += runs.waited
-    parts[:, Part.SLOWED.place] += runs.slowed
-    return _spread(runs.seconds, parts)
+    distinct, timing_index = distinct_timings(table, totals, segment_timing)
+    categories_by_segment = {segment: SegmentCategories.from_segment(segment) for segment in table.segments}
+    timing_seconds = [
+        (categories_by_segment[segment].kernel_seconds(timing), categories_by_segment[segment].exposed_seconds(timing))
+        for segment, timing in distinct
+    ]
+    kernel_weights, exposed = np.array(timing_seconds).reshape(-1, 2, len(TIME_CATEGORIES))[timing_index].swapaxes(0, 1)
+    exposed = exposed * totals.run_count[:, None]
+    explained = totals.waited + totals.slowed + totals.exposed_delay.sum(axis=1)
+    kernel_time = np.maximum(totals.full_seconds - explained - exposed.sum(axis=1), 0.0)
+    seconds = exposed + totals.exposed_delay + _distribute(kernel_time, kernel_weights)
+    seconds[:, TimeCategory.WAIT.index] += totals.waited
+    seconds[:, TimeCategory.SLOWED.index] += totals.slowed
+    return _distribute(totals.counted_seconds, seconds)
 
 
-def _spread(seconds: FloatArray, parts: FloatArray) -> FloatArray:
+def _distribute(seconds: FloatArray, weights: FloatArray) -> FloatArray:
     """Divide seconds in the proportion of parts: [pairs, parts]; where there are none, they are wait."""
-    whole = parts.sum(axis=1)
-    ratio = np.divide(parts, whole[:, None], out=np.zeros_like(parts), where=whole[:, None] > 0)
-    ratio[whole <= 0, Part.WAIT.place] = 1.0
-    divided: FloatArray = ratio * seconds[:, None]
-    return divided
+    total = weights.sum(axis=1)
+    ratio = np.divide(weights, total[:, None], out=np.zeros_like(weights), where=total[:, None] > 0)
+    ratio[total <= 0, TimeCategory.WAIT.index] = 1.0
+    distributed: FloatArray = ratio * seconds[:, None]
+    return distributed
 
 
-def _add_exchanges(seconds: FloatArray, trace: Trace, rows: Rows, queue: Queue, span: Span) -> None:
-    entry = rows.entry[queue.row]
-    chosen = rows.tasks.exchange[entry] >= 0
-    row = queue.row[chosen]
-    counted = np.clip(trace.end[row], *span) - np.clip(queue.start[chosen], *span)
-    np.add.at(seconds, (rows.owner[row], rows.tasks.part[entry[chosen]]), counted)
+def _add_collectives(
+    seconds: FloatArray, trace: Trace, table: TraceTable, compute_events: ComputeEvents, window: TimeWindow
+) -> None:
+    entry = table.entry[compute_events.events]
+    is_comm = table.tasks.comm_op[entry] >= 0
+    events = compute_events.events[is_comm]
+    durations = np.clip(trace.end[events], *window) - np.clip(compute_events.start[is_comm], *window)
+    np.add.at(seconds, (table.rank_class[events], table.tasks.category[entry[is_comm]]), durations)
 
 
-def _named(seconds: FloatArray) -> dict[str, Seconds]:
-    return {part.value: float(value) for part, value in zip(PARTS, seconds, strict=True)}
+def _by_category_name(seconds: FloatArray) -> dict[str, Seconds]:
+    return {category.value: float(value) for category, value in zip(TIME_CATEGORIES, seconds, strict=True)}

@@ -20,7 +20,7 @@ from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, PIPELINE, Axis
 from clustersim.program.task import Segment, WorkType
 
 
-class Part(Enum):
+class TimeCategory(Enum):
     """Names of a breakdown's parts, in the order in which they are shown."""
 
     _ignore_ = "axis"
@@ -37,71 +37,79 @@ class Part(Enum):
     WAIT = "wait"
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Its column in arrays [.., parts]."""
-        return PLACES[self]
+        return CATEGORY_INDEX[self]
 
 
-PARTS: Final = tuple(Part)
-PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
-KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
-EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in COMM_AXES})
+TIME_CATEGORIES: Final = tuple(TimeCategory)
+CATEGORY_INDEX: Final[Mapping[TimeCategory, int]] = MappingProxyType(
+    {part: place for place, part in enumerate(TIME_CATEGORIES)}
+)
+KERNEL_CATEGORIES: Final = (TimeCategory.COMPUTE, TimeCategory.RECOMPUTE, TimeCategory.OPTIMIZER)
+EXPOSED_CATEGORIES: Final[Mapping[Axis, TimeCategory]] = MappingProxyType(
+    {axis: TimeCategory(f"exposed {axis.name}") for axis in COMM_AXES}
+)
 """By axis, in the usual order of axes; the host last."""
-BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
+BUBBLE_CATEGORIES: Final = (TimeCategory.BUBBLE_WARMUP, TimeCategory.BUBBLE_STEADY, TimeCategory.BUBBLE_COOLDOWN)
 
-PART_OF_WORK: Final[Mapping[WorkType, Part]] = MappingProxyType(
+CATEGORY_BY_WORK_TYPE: Final[Mapping[WorkType, TimeCategory]] = MappingProxyType(
     {
-        WorkType.FORWARD: Part.COMPUTE,
-        WorkType.BACKWARD: Part.COMPUTE,
-        WorkType.RECOMPUTE: Part.RECOMPUTE,
-        WorkType.OPTIMIZER: Part.OPTIMIZER,
+        WorkType.FORWARD: TimeCategory.COMPUTE,
+        WorkType.BACKWARD: TimeCategory.COMPUTE,
+        WorkType.RECOMPUTE: TimeCategory.RECOMPUTE,
+        WorkType.OPTIMIZER: TimeCategory.OPTIMIZER,
     }
 )
 
-PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType(
-    {role.name: EXPOSED[role.accounted_axis] for role in COMM_GROUPS.values()}
+CATEGORY_BY_COMM_GROUP: Final[Mapping[str, TimeCategory]] = MappingProxyType(
+    {role.name: EXPOSED_CATEGORIES[role.accounted_axis] for role in COMM_GROUPS.values()}
 )
 
-PIPELINE_ROLES: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.accounted_axis is PIPELINE)
-STAGE_CROSSING_ROLES: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.crosses_stages)
+PIPELINE_GROUPS: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.accounted_axis is PIPELINE)
+STAGE_CROSSING_GROUPS: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.crosses_stages)
 """Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockParts:
+class SegmentCategories:
     """Parts of the operations of a block, whatever they take.
 
     kernel: [operations] that of each one's kernels; moving: [exchanges] operations with one; exchange: that of each.
     """
 
-    kernel: IntArray
-    moving: IntArray
-    exchange: IntArray
+    kernel_category: IntArray
+    comm_index: IntArray
+    comm_category: IntArray
 
     @classmethod
-    def of(cls, block: Segment) -> Self:
+    def from_segment(cls, segment: Segment) -> Self:
         """Those of a block."""
-        kernel = [PART_OF_WORK[operation.work_type].place for operation in block.operations]
-        roles = {place: item.comm_op.comm_group for place, item in enumerate(block.operations) if item.comm_op}
-        exchange = [PART_OF_ROLE[role].place for role in roles.values()]
-        return cls(*(np.array(element, dtype=np.int64) for element in (kernel, [*roles], exchange)))
+        kernel_category = [CATEGORY_BY_WORK_TYPE[operation.work_type].index for operation in segment.operations]
+        comm_groups = {index: item.comm_op.comm_group for index, item in enumerate(segment.operations) if item.comm_op}
+        comm_category = [CATEGORY_BY_COMM_GROUP[comm_group].index for comm_group in comm_groups.values()]
+        return cls(*(np.array(element, dtype=np.int64) for element in (kernel_category, [*comm_groups], comm_category)))
 
-    def kernels(self, timing: SegmentTiming) -> FloatArray:
+    def kernel_seconds(self, timing: SegmentTiming) -> FloatArray:
         """Seconds of each part in which kernels run, as they take alone: [parts]."""
-        seconds: FloatArray = np.zeros(len(PARTS))
-        seconds += np.bincount(self.kernel, timing.kernel_seconds - timing.launch_stalls, minlength=len(PARTS))
-        seconds[Part.LAUNCH.place] += float(timing.launch_stalls.sum())
+        seconds: FloatArray = np.zeros(len(TIME_CATEGORIES))
+        seconds += np.bincount(
+            self.kernel_category, timing.kernel_seconds - timing.launch_stalls, minlength=len(TIME_CATEGORIES)
+        )
+        seconds[TimeCategory.LAUNCH.index] += float(timing.launch_stalls.sum())
         return seconds
 
-    def exchanges(self, timing: SegmentTiming) -> FloatArray:
+    def exposed_seconds(self, timing: SegmentTiming) -> FloatArray:
         """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
-        seconds: FloatArray = np.zeros(len(PARTS))
-        seconds += np.bincount(self.exchange, timing.exposed_comm[self.moving], minlength=len(PARTS))
-        seconds[Part.SLOWED.place] = timing.overlap_delay.sum()
+        seconds: FloatArray = np.zeros(len(TIME_CATEGORIES))
+        seconds += np.bincount(self.comm_category, timing.exposed_comm[self.comm_index], minlength=len(TIME_CATEGORIES))
+        seconds[TimeCategory.SLOWED.index] = timing.overlap_delay.sum()
         return seconds
 
 
-def named_parts(names: Iterable[str], parts: FloatArray) -> list[dict[str, Any]]:
+def compare_seconds(names: Iterable[str], seconds: FloatArray) -> list[dict[str, Any]]:
     """Seconds of parts in both, as plain data. parts: [2, names]."""
-    rows = zip(names, *parts.tolist(), strict=True)
-    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]
+    entries = zip(names, *seconds.tolist(), strict=True)
+    return [
+        {"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in entries
+    ]

@@ -5,7 +5,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 
 
-def alike(rows: FloatArray, within: float) -> list[IntArray]:
+def group_within_tolerance(matrix: FloatArray, tolerance: float) -> list[IntArray]:
     """Numbers of rows in groups: in no column two rows of a group differ by more than `within`.
 
     rows: [rows, columns]; within: in their unit. Each row is in the first group that takes it, so that their first
@@ -14,22 +14,22 @@ def alike(rows: FloatArray, within: float) -> list[IntArray]:
     >>> [each.tolist() for each in alike(np.array([[0.0, 5.0], [0.0, 9.0], [0.1, 5.0], [0.2, 5.0]]), 0.15)]
     [[0, 2], [1], [3]]
     """
-    low, high = np.empty((0, rows.shape[1])), np.empty((0, rows.shape[1]))
+    low, high = np.empty((0, matrix.shape[1])), np.empty((0, matrix.shape[1]))
     groups: list[list[int]] = []
-    for number, row in enumerate(rows):
-        apart = np.maximum(high, row) - np.minimum(low, row)
-        takes = np.flatnonzero(apart.max(axis=1, initial=0.0) <= within)
-        if len(takes):
-            group = int(takes[0])
-            groups[group].append(number)
-            low[group], high[group] = np.minimum(low[group], row), np.maximum(high[group], row)
+    for row_index, values in enumerate(matrix):
+        ranges = np.maximum(high, values) - np.minimum(low, values)
+        matching = np.flatnonzero(ranges.max(axis=1, initial=0.0) <= tolerance)
+        if len(matching):
+            group = int(matching[0])
+            groups[group].append(row_index)
+            low[group], high[group] = np.minimum(low[group], values), np.maximum(high[group], values)
         else:
-            groups.append([number])
-            low, high = np.vstack((low, row)), np.vstack((high, row))
+            groups.append([row_index])
+            low, high = np.vstack((low, values)), np.vstack((high, values))
     return [np.array(group, dtype=np.int64) for group in groups]
 
 
-def steady(values: FloatArray, within: float) -> FloatArray:
+def smooth_runs(values: FloatArray, tolerance: float) -> FloatArray:
     """The same values, those of each run of neighbours that differ by no more than `within` as their mean: [values].
 
     Each run is as long as it can be, the first first.
@@ -37,11 +37,11 @@ def steady(values: FloatArray, within: float) -> FloatArray:
     >>> steady(np.array([0.0, 0.02, 0.5, 0.52]), 0.05).tolist()
     [0.01, 0.01, 0.51, 0.51]
     """
-    found: FloatArray = np.array(values, dtype=np.float64)
+    smoothed: FloatArray = np.array(values, dtype=np.float64)
     first, low, high = 0, np.inf, -np.inf
-    for place, value in enumerate([*values.tolist(), np.nan]):
+    for index, value in enumerate([*values.tolist(), np.nan]):
         low, high = min(low, value), max(high, value)
-        if not high - low <= within or place == len(values):
-            found[first:place] = values[first:place].mean() if place > first else 0.0
-            first, low, high = place, value, value
-    return found
+        if not high - low <= tolerance or index == len(values):
+            smoothed[first:index] = values[first:index].mean() if index > first else 0.0
+            first, low, high = index, value, value
+    return smoothed

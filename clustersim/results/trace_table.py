@@ -17,40 +17,45 @@ from clustersim.cost.segment import SegmentTiming
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp, ComputeTask, Segment, Task
-from clustersim.results.time_categories import PART_OF_ROLE, PIPELINE_ROLES, PLACES, STAGE_CROSSING_ROLES
+from clustersim.results.time_categories import (
+    CATEGORY_BY_COMM_GROUP,
+    CATEGORY_INDEX,
+    PIPELINE_GROUPS,
+    STAGE_CROSSING_GROUPS,
+)
 from clustersim.trace.trace import Trace
 
-TimingOf = Callable[[int, Segment], SegmentTiming]
+SegmentTimingLookup = Callable[[int, Segment], SegmentTiming]
 """Timing of a block on a rank."""
 
-Span = tuple[Seconds, Seconds]
+TimeWindow = tuple[Seconds, Seconds]
 """From when to when."""
-WHOLE: Final[Span] = (0.0, inf)
+FULL_RUN: Final[TimeWindow] = (0.0, inf)
 
-_FORWARDS = frozenset({ActionKind.FORWARD})
-_BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
+_FORWARD_KINDS = frozenset({ActionKind.FORWARD})
+_BACKWARD_KINDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tasks:
+class TaskColumns:
     """What each task of each program is, in columns: one entry a task, programs one after the other.
 
-    block, exchange: index into `Rows.blocks`, `Rows.exchanges`, -1 where it is the other; part: place of the exchange's
+    block, exchange: index into `segments`, `comm_ops`, -1 where it is the other; part: place of the exchange's
     exposed part, -1 for blocks; crosses: its group spans pipeline stages; forward, backward: computes such an action;
     step: number of the step that it belongs to.
     """
 
-    block: IntArray
-    exchange: IntArray
-    part: IntArray
-    crosses: BoolArray
-    forward: BoolArray
-    backward: BoolArray
+    segment: IntArray
+    comm_op: IntArray
+    category: IntArray
+    crosses_stages: BoolArray
+    is_forward: BoolArray
+    is_backward: BoolArray
     step: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class TraceTable:
     """A trace with the program that it ran.
 
     steps: how many the program has; ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands
@@ -60,187 +65,204 @@ class Rows:
 
     trace: Trace
     program: Program
-    steps: int
+    step_count: int
     ranks: IntArray
     weights: IntArray
-    owner: IntArray
+    rank_class: IntArray
     entry: IntArray
-    tasks: Tasks
-    blocks: tuple[Segment, ...]
-    exchanges: tuple[CommOp, ...]
+    tasks: TaskColumns
+    segments: tuple[Segment, ...]
+    comm_ops: tuple[CommOp, ...]
 
     @property
-    def block(self) -> IntArray:
+    def segment_index(self) -> IntArray:
         """[rows] index into `blocks`, or -1."""
-        return self.tasks.block[self.entry]
+        return self.tasks.segment[self.entry]
 
     @property
-    def runs(self) -> list[float]:
+    def segment_run_counts(self) -> list[float]:
         """[blocks] how often all ranks together run each."""
-        block = self.block
-        computes = block >= 0
-        weights = self.weights[self.owner[computes]]
-        counts: list[float] = np.bincount(block[computes], weights=weights, minlength=len(self.blocks)).tolist()
+        segment_index = self.segment_index
+        is_segment = segment_index >= 0
+        weights = self.weights[self.rank_class[is_segment]]
+        counts: list[float] = np.bincount(
+            segment_index[is_segment], weights=weights, minlength=len(self.segments)
+        ).tolist()
         return counts
 
     @property
-    def exchange(self) -> IntArray:
+    def comm_op_index(self) -> IntArray:
         """[rows] index into `exchanges`, or -1."""
-        return self.tasks.exchange[self.entry]
+        return self.tasks.comm_op[self.entry]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockRuns:
+class SegmentRunTotals:
     """All runs of one block on one class, together: [pairs] each.
 
     seconds: counted; full: from their starts to their ends, of which waited, slowed: as in the trace; exposed, hidden:
     [pairs, parts] seconds of exchanges more than alone, because they shared links; runs: how many.
     """
 
-    owner: IntArray
-    block: IntArray
-    seconds: FloatArray
-    full: FloatArray
+    rank_class: IntArray
+    segment: IntArray
+    counted_seconds: FloatArray
+    full_seconds: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    exposed: FloatArray
-    hidden: FloatArray
-    runs: IntArray
+    exposed_delay: FloatArray
+    hidden_delay: FloatArray
+    run_count: IntArray
 
 
-def staged(program: Program) -> bool:
+def has_pipeline(program: Program) -> bool:
     """Whether the program has a pipeline."""
-    return any(role in program.groups for role in PIPELINE_ROLES)
+    return any(comm_group in program.groups for comm_group in PIPELINE_GROUPS)
 
 
-def read_rows(trace: Trace, program: Program, steps: int = 1) -> Rows:
+def build_trace_table(trace: Trace, program: Program, step_count: int = 1) -> TraceTable:
     """Join a trace with the program of some equal steps that it ran."""
     ranks, weights = np.unique(trace.representative, return_counts=True)
-    numbers = _Numbers({}, {}, {}, [])
-    every = sum(len(rank_program.tasks) for rank_program in program.programs)
-    kind = np.fromiter((numbers.of(task) for item in program.programs for task in item.tasks), np.int64, every)
-    block, exchange, forward, backward = np.array(numbers.columns, dtype=np.int64).reshape(-1, 4)[kind].T
-    exchanges = tuple(numbers.exchanges)
-    crossing = STAGE_CROSSING_ROLES if staged(program) else frozenset()
-    tasks = Tasks(
-        block=np.ascontiguousarray(block), exchange=np.ascontiguousarray(exchange),
-        forward=forward > 0, backward=backward > 0,
-        part=_of_exchange(exchange, [PART_OF_ROLE[comm_op.comm_group].place for comm_op in exchanges], -1),
-        crosses=_of_exchange(exchange, [int(element.comm_group in crossing) for element in exchanges], 0) > 0,
-        step=np.concatenate([entry.step_indices(steps) for entry in program.programs]),
+    indexer = _TaskIndexer({}, {}, {}, [])
+    task_count = sum(len(rank_program.tasks) for rank_program in program.programs)
+    task_kind = np.fromiter(
+        (indexer.task_kind(task) for item in program.programs for task in item.tasks), np.int64, task_count
+    )
+    segment, comm_op, is_forward, is_backward = np.array(indexer.columns, dtype=np.int64).reshape(-1, 4)[task_kind].T
+    comm_ops = tuple(indexer.comm_ops)
+    crossing_groups = STAGE_CROSSING_GROUPS if has_pipeline(program) else frozenset()
+    tasks = TaskColumns(
+        segment=np.ascontiguousarray(segment), comm_op=np.ascontiguousarray(comm_op),
+        is_forward=is_forward > 0, is_backward=is_backward > 0,
+        category=_lookup_by_comm_op(comm_op, [CATEGORY_BY_COMM_GROUP[element.comm_group].index for element in comm_ops], -1),
+        crosses_stages=_lookup_by_comm_op(comm_op, [int(entry.comm_group in crossing_groups) for entry in comm_ops], 0) > 0,
+        step=np.concatenate([each.step_indices(step_count) for each in program.programs]),
     )  # fmt: skip
-    owner = np.full(program.world_size, -1, dtype=np.int64)
-    owner[ranks] = np.arange(len(ranks))
-    first = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.program_index]
-    return Rows(
-        trace=trace, program=program, steps=steps, ranks=ranks, weights=weights, tasks=tasks,
-        owner=owner[trace.rank], entry=first[trace.rank] + trace.task,
-        blocks=tuple(numbers.blocks), exchanges=exchanges,
+    class_of_rank = np.full(program.world_size, -1, dtype=np.int64)
+    class_of_rank[ranks] = np.arange(len(ranks))
+    program_offset = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.program_index]
+    return TraceTable(
+        trace=trace, program=program, step_count=step_count, ranks=ranks, weights=weights, tasks=tasks,
+        rank_class=class_of_rank[trace.rank], entry=program_offset[trace.rank] + trace.task,
+        segments=tuple(indexer.segments), comm_ops=comm_ops,
     )  # fmt: skip
 
 
-def block_runs(rows: Rows, row: IntArray, seconds: FloatArray) -> BlockRuns:
+def sum_segment_runs(table: TraceTable, events: IntArray, seconds: FloatArray) -> SegmentRunTotals:
     """Group those of some trace rows that run blocks by class and block. seconds: how long each of them counts."""
-    trace = rows.trace
-    block = rows.tasks.block[rows.entry[row]]
-    row, seconds, block = row[block >= 0], seconds[block >= 0], block[block >= 0]
-    many = max(1, len(rows.blocks))
-    keys = rows.owner[row] * many + block
-    runs = np.bincount(keys, minlength=len(rows.ranks) * many)
-    pairs = np.flatnonzero(runs)
-    exposed, hidden = contention_parts(rows, row, np.searchsorted(pairs, keys), len(pairs))
+    trace = table.trace
+    segment = table.tasks.segment[table.entry[events]]
+    events, seconds, segment = events[segment >= 0], seconds[segment >= 0], segment[segment >= 0]
+    segment_count = max(1, len(table.segments))
+    keys = table.rank_class[events] * segment_count + segment
+    run_count = np.bincount(keys, minlength=len(table.ranks) * segment_count)
+    pairs = np.flatnonzero(run_count)
+    exposed, hidden = contention_by_category(table, events, np.searchsorted(pairs, keys), len(pairs))
 
-    def together(values: FloatArray) -> FloatArray:
+    def sum_by_pair(values: FloatArray) -> FloatArray:
         """Sums by pair."""
-        return np.bincount(keys, values, minlength=len(runs))[pairs].astype(np.float64, copy=False)
+        return np.bincount(keys, values, minlength=len(run_count))[pairs].astype(np.float64, copy=False)
 
-    return BlockRuns(
-        owner=pairs // many, block=pairs % many, runs=runs[pairs], seconds=together(seconds),
-        full=together(trace.end[row] - trace.start[row]),
-        waited=together(trace.waited[row]), slowed=together(trace.slowed[row]),
-        exposed=exposed, hidden=hidden,
+    return SegmentRunTotals(
+        rank_class=pairs // segment_count, segment=pairs % segment_count, run_count=run_count[pairs], counted_seconds=sum_by_pair(seconds),
+        full_seconds=sum_by_pair(trace.end[events] - trace.start[events]),
+        waited=sum_by_pair(trace.waited[events]), slowed=sum_by_pair(trace.slowed[events]),
+        exposed_delay=exposed, hidden_delay=hidden,
     )  # fmt: skip
 
 
-def contention_parts(rows: Rows, row: IntArray, pair: IntArray, pairs: int) -> tuple[FloatArray, FloatArray]:
+def contention_by_category(
+    table: TraceTable, events: IntArray, pair_index: IntArray, pair_count: int
+) -> tuple[FloatArray, FloatArray]:
     """Seconds more than alone in which shared links let exchanges be exposed, and hidden: [pairs, parts] each.
 
     row: runs of blocks; pair: to which of so many pairs each of them belongs.
     """
-    contention = rows.trace.contention
-    which, entry = contention.lookup(row)
+    contention = table.trace.contention
+    event_position, entry = contention.lookup(events)
     if not len(entry):
-        nothing = np.broadcast_to(0.0, (pairs, len(PLACES)))
-        return nothing, nothing
-    exposed, hidden = np.zeros((2, pairs, len(PLACES)))
-    to = pair[which], _part_of_operations(rows, row[which], contention.operation[entry])
-    np.add.at(exposed, to, contention.exposed_delay[entry])
-    np.add.at(hidden, to, contention.transfer_delay[entry] - contention.exposed_delay[entry])
+        zeros = np.broadcast_to(0.0, (pair_count, len(CATEGORY_INDEX)))
+        return zeros, zeros
+    exposed, hidden = np.zeros((2, pair_count, len(CATEGORY_INDEX)))
+    target = (
+        pair_index[event_position],
+        _operation_categories(table, events[event_position], contention.operation[entry]),
+    )
+    np.add.at(exposed, target, contention.exposed_delay[entry])
+    np.add.at(hidden, target, contention.transfer_delay[entry] - contention.exposed_delay[entry])
     return exposed, hidden
 
 
-def _part_of_operations(rows: Rows, row: IntArray, operation: IntArray) -> IntArray:
+def _operation_categories(table: TraceTable, events: IntArray, operation: IntArray) -> IntArray:
     """The part of what exchanges of operations expose, each inside the block of a row: [n]."""
-    many = int(operation.max()) + 1
-    keys, which = np.unique(rows.tasks.block[rows.entry[row]] * many + operation, return_inverse=True)
-    exchanges = [rows.blocks[key // many].operations[key % many].comm_op for key in keys.tolist()]
-    parts = np.array([PART_OF_ROLE[exchange.comm_group].place for exchange in exchanges if exchange is not None])
-    found: IntArray = parts[which.reshape(-1)]
-    return found
+    operation_count = int(operation.max()) + 1
+    keys, key_index = np.unique(
+        table.tasks.segment[table.entry[events]] * operation_count + operation, return_inverse=True
+    )
+    comm_ops = [
+        table.segments[key // operation_count].operations[key % operation_count].comm_op for key in keys.tolist()
+    ]
+    categories = np.array(
+        [CATEGORY_BY_COMM_GROUP[comm_op.comm_group].index for comm_op in comm_ops if comm_op is not None]
+    )
+    operation_category: IntArray = categories[key_index.reshape(-1)]
+    return operation_category
 
 
-def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Segment, SegmentTiming]], IntArray]:
+def distinct_timings(
+    table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
+) -> tuple[list[tuple[Segment, SegmentTiming]], IntArray]:
     """The different blocks and timings among runs, and which of them each pair has: [pairs]."""
-    found: dict[tuple[int, int], int] = {}
-    different: list[tuple[Segment, SegmentTiming]] = []
-    which = np.empty(len(runs.owner), dtype=np.int64)
-    ranks = rows.ranks[runs.owner].tolist()
-    for pair, (rank, number) in enumerate(zip(ranks, runs.block.tolist(), strict=True)):
-        timing = timing_of(rank, rows.blocks[number])
-        key = number, id(timing)
-        if key not in found:
-            found[key] = len(different)
-            different.append((rows.blocks[number], timing))  # keeps the timing alive, so ids stay apart
-        which[pair] = found[key]
-    return different, which
+    index_by_key: dict[tuple[int, int], int] = {}
+    distinct: list[tuple[Segment, SegmentTiming]] = []
+    timing_index = np.empty(len(totals.rank_class), dtype=np.int64)
+    ranks = table.ranks[totals.rank_class].tolist()
+    for pair_index, (rank, segment) in enumerate(zip(ranks, totals.segment.tolist(), strict=True)):
+        timing = segment_timing(rank, table.segments[segment])
+        key = segment, id(timing)
+        if key not in index_by_key:
+            index_by_key[key] = len(distinct)
+            distinct.append((table.segments[segment], timing))  # keeps the timing alive, so ids stay apart
+        timing_index[pair_index] = index_by_key[key]
+    return distinct, timing_index
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _TaskIndexer:
     """Numbers given to blocks, exchanges and kinds of tasks as they are met.
 
     kinds: by what tasks share, told apart by identity, as to hash exchanges by value takes longer; columns: of each
     kind the block's and the exchange's number, and whether it computes forward or backward.
     """
 
-    blocks: dict[Segment, int]
-    exchanges: dict[CommOp, int]
+    segments: dict[Segment, int]
+    comm_ops: dict[CommOp, int]
     kinds: dict[tuple[int, ActionKind | None], int]
     columns: list[tuple[int, int, bool, bool]]
 
-    def of(self, task: Task) -> int:
+    def task_kind(self, task: Task) -> int:
         """The kind of a task."""
         if isinstance(task, ComputeTask):
             key = id(task.segment), None if task.action is None else task.action.kind
         else:
             key = id(task.comm_op), None
-        known = self.kinds.get(key)
-        if known is None:
-            known = self.kinds[key] = len(self.columns)
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = len(self.columns)
             self.columns.append(self._columns(task))
-        return known
+        return kind
 
     def _columns(self, task: Task) -> tuple[int, int, bool, bool]:
         if isinstance(task, ComputeTask):
-            number = self.blocks.setdefault(task.segment, len(self.blocks))
-            return number, -1, _is(task.action, _FORWARDS), _is(task.action, _BACKWARDS)
-        return -1, self.exchanges.setdefault(task.comm_op, len(self.exchanges)), False, False
+            segment = self.segments.setdefault(task.segment, len(self.segments))
+            return segment, -1, _has_kind(task.action, _FORWARD_KINDS), _has_kind(task.action, _BACKWARD_KINDS)
+        return -1, self.comm_ops.setdefault(task.comm_op, len(self.comm_ops)), False, False
 
 
-def _is(action: Action | None, kinds: frozenset[ActionKind]) -> bool:
+def _has_kind(action: Action | None, kinds: frozenset[ActionKind]) -> bool:
     return action is not None and action.kind in kinds
 
 
-def _of_exchange(exchange: IntArray, values: list[int], otherwise: int) -> IntArray:
+def _lookup_by_comm_op(comm_op: IntArray, values: list[int], default: int) -> IntArray:
     """Look values up by exchange number; the last one of the table serves -1."""
-    return np.array([*values, otherwise], dtype=np.int64)[exchange]
+    return np.array([*values, default], dtype=np.int64)[comm_op]

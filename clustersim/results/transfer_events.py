@@ -1,6 +1,6 @@
 """Which spans of a trace move bytes, how many, and when?
 
-Exchanges of one role that load links alike, up to their payloads, are one `Kind`. What a class of ranks moves is what
+Exchanges of one role that load links alike, up to their payloads, are one `CommVolume`. What a class of ranks moves is what
 the groups move whose first members (of messages, the senders) are in it.
 """
 
@@ -14,12 +14,12 @@ from clustersim.common.units import Seconds
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.parallel.mesh import COMM_GROUPS
 from clustersim.program.task import CommOp, ReceiveTask
-from clustersim.results.link_volumes import Carried, Volumes
-from clustersim.results.trace_table import Rows
+from clustersim.results.link_volumes import LinkVolumes, VolumeModel
+from clustersim.results.trace_table import TraceTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class CommVolume:
     """All exchanges of one role that load links alike, up to their payloads.
 
     owner: [groups] class of each group; payload: [items] bytes of one run of each block or exchange; weights: [classes]
@@ -27,85 +27,109 @@ class Kind:
     """
 
     axis: str
-    carried: Carried
-    owner: IntArray
-    payload: FloatArray
-    weights: FloatArray
+    link_volumes: LinkVolumes
+    class_of_group: IntArray
+    item_payload: FloatArray
+    class_bytes: FloatArray
 
-    def in_step(self, share: FloatArray) -> FloatArray:
+    def bytes_per_step(self, fractions: FloatArray) -> FloatArray:
         """Bytes in a step of what each group carries in parts of its payload: [groups, ..] both."""
-        weights = self.weights[self.owner]
-        return share * (weights if share.ndim == 1 else weights[:, None])
+        bytes_by_group = self.class_bytes[self.class_of_group]
+        return fractions * (bytes_by_group if fractions.ndim == 1 else bytes_by_group[:, None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moves:
+class TransferEvents:
     """Rows of a trace that may move bytes. owner: [rows] class; item: [rows] block, or exchange numbered after them."""
 
-    owner: IntArray
+    rank_class: IntArray
     item: IntArray
     start: FloatArray
     end: FloatArray
 
 
-def moves_of(rows: Rows) -> Moves:
+def find_transfers(table: TraceTable) -> TransferEvents:
     """Rows that run blocks with exchanges, collectives and messages; these are the sender's."""
-    trace, blocks = rows.trace, [bool(block.comm_ops) for block in rows.blocks]
-    received = [isinstance(task, ReceiveTask) for program in rows.program.programs for task in program.tasks]
-    inside = np.array([*blocks, False])[rows.tasks.block]
-    outside = (rows.tasks.exchange >= 0) & ~np.array(received, dtype=np.bool_)
-    row = np.flatnonzero((inside | outside)[rows.entry])
-    items = np.where(rows.tasks.block >= 0, rows.tasks.block, len(blocks) + rows.tasks.exchange)
-    return Moves(rows.owner[row], items[rows.entry[row]], trace.start[row], trace.end[row])
+    trace, has_comm = table.trace, [bool(segment.comm_ops) for segment in table.segments]
+    is_receive = [isinstance(task, ReceiveTask) for program in table.program.programs for task in program.tasks]
+    in_segment = np.array([*has_comm, False])[table.tasks.segment]
+    is_comm_task = (table.tasks.comm_op >= 0) & ~np.array(is_receive, dtype=np.bool_)
+    events = np.flatnonzero((in_segment | is_comm_task)[table.entry])
+    items = np.where(table.tasks.segment >= 0, table.tasks.segment, len(has_comm) + table.tasks.comm_op)
+    return TransferEvents(table.rank_class[events], items[table.entry[events]], trace.start[events], trace.end[events])
 
 
-def kinds_of(rows: Rows, moves: Moves, volumes: Volumes) -> Iterator[Kind]:
+def collect_comm_volumes(table: TraceTable, transfers: TransferEvents, volumes: VolumeModel) -> Iterator[CommVolume]:
     """What moves bytes, by role and by how it loads links."""
-    classes, items = len(rows.ranks), len(rows.blocks) + len(rows.exchanges)
-    runs = np.bincount(moves.owner * items + moves.item, minlength=classes * items).reshape(classes, items)
-    owner = np.searchsorted(rows.ranks, rows.trace.representative)
-    found: dict[tuple[str, Carried], FloatArray] = {}
-    for item in np.flatnonzero(runs.any(axis=0)).tolist():
-        for exchange in _exchanges(rows, item):
-            key = exchange.comm_group, volumes.carried(exchange)
-            found.setdefault(key, np.zeros(items))[item] += exchange.payload
-    for (role, carried), payload in found.items():
-        if carried.sent.any():
-            first = rows.program.groups[role].members[:, 0]
-            yield Kind(COMM_GROUPS[role].report_name, carried, owner[first], payload, runs @ payload / rows.steps)
+    class_count, item_count = len(table.ranks), len(table.segments) + len(table.comm_ops)
+    run_counts = np.bincount(
+        transfers.rank_class * item_count + transfers.item, minlength=class_count * item_count
+    ).reshape(class_count, item_count)
+    class_of_rank = np.searchsorted(table.ranks, table.trace.representative)
+    payloads: dict[tuple[str, LinkVolumes], FloatArray] = {}
+    for item in np.flatnonzero(run_counts.any(axis=0)).tolist():
+        for comm_op in _item_comm_ops(table, item):
+            key = comm_op.comm_group, volumes.link_volumes(comm_op)
+            payloads.setdefault(key, np.zeros(item_count))[item] += comm_op.payload
+    for (comm_group, link_volumes), payload in payloads.items():
+        if link_volumes.sent_fraction.any():
+            first_members = table.program.groups[comm_group].members[:, 0]
+            yield CommVolume(
+                COMM_GROUPS[comm_group].report_name,
+                link_volumes,
+                class_of_rank[first_members],
+                payload,
+                run_counts @ payload / table.step_count,
+            )
 
 
-def _exchanges(rows: Rows, item: int) -> tuple[CommOp, ...]:
+def _item_comm_ops(table: TraceTable, item: int) -> tuple[CommOp, ...]:
     """Those of one run of a block or exchange."""
-    blocks = len(rows.blocks)
-    return rows.blocks[item].comm_ops if item < blocks else (rows.exchanges[item - blocks],)
+    segment_count = len(table.segments)
+    return table.segments[item].comm_ops if item < segment_count else (table.comm_ops[item - segment_count],)
 
 
-def bytes_over_time(rows: Rows, fabric: Fabric, moves: Moves, kinds: list[Kind], bins: int) -> FloatArray:
+def bytes_by_link_kind(
+    table: TraceTable, fabric: Fabric, transfers: TransferEvents, comm_volumes: list[CommVolume], bin_count: int
+) -> FloatArray:
     """Bytes on links of each kind: [LINK_KINDS, bins]."""
-    many, classes = len(LINK_KINDS), len(rows.ranks)
-    amount = np.zeros((many, len(moves.item)))
-    for kind in kinds:
-        carried = kind.carried
-        place = kind.owner[carried.group] * many + fabric.links.kind[carried.link]
-        loads = np.bincount(place, carried.share, minlength=classes * many).reshape(classes, many)
-        mine = np.flatnonzero(kind.payload[moves.item])
-        amount[:, mine] += loads[moves.owner[mine]].T * kind.payload[moves.item[mine]]
-    width = rows.trace.makespan / bins
-    return np.stack([spread_over_time(moves.start, moves.end, array, width, bins) for array in amount])
+    kind_count, class_count = len(LINK_KINDS), len(table.ranks)
+    amount = np.zeros((kind_count, len(transfers.item)))
+    for comm_volume in comm_volumes:
+        link_volumes = comm_volume.link_volumes
+        cell = (
+            comm_volume.class_of_group[link_volumes.group_index] * kind_count + fabric.links.kind[link_volumes.link_id]
+        )
+        loads = np.bincount(cell, link_volumes.fraction, minlength=class_count * kind_count).reshape(
+            class_count, kind_count
+        )
+        selected = np.flatnonzero(comm_volume.item_payload[transfers.item])
+        amount[:, selected] += (
+            loads[transfers.rank_class[selected]].T * comm_volume.item_payload[transfers.item[selected]]
+        )
+    bin_width = table.trace.makespan / bin_count
+    return np.stack(
+        [spread_over_time(transfers.start, transfers.end, amounts, bin_width, bin_count) for amounts in amount]
+    )
 
 
-def spread_over_time(start: FloatArray, end: FloatArray, amount: FloatArray, width: Seconds, bins: int) -> FloatArray:
+def spread_over_time(
+    start: FloatArray, end: FloatArray, amount: FloatArray, bin_width: Seconds, bin_count: int
+) -> FloatArray:
     """Divide amounts evenly over their spans and add up what falls into each bin: [bins].
 
     >>> spread_over_time(np.array([0.5]), np.array([2.5]), np.array([8.0]), 1.0, 4)
     array([2., 4., 2., 0.])
     """
-    low, high = (np.clip((at / width).astype(np.int64), 0, bins - 1) for at in (start, end))
-    rate = np.divide(amount, end - start, out=np.zeros_like(amount), where=high > low)
-    total = np.bincount(low, np.where(high > low, rate * ((low + 1) * width - start), amount), minlength=bins)
-    total += np.bincount(high, rate * (end - high * width), minlength=bins)
-    change = np.bincount(np.minimum(low + 1, high), rate, minlength=bins + 1)
-    change -= np.bincount(high, rate, minlength=bins + 1)
-    within: FloatArray = total + np.cumsum(change)[:bins] * width
-    return np.maximum(within, 0.0)
+    first_bin, last_bin = (np.clip((at / bin_width).astype(np.int64), 0, bin_count - 1) for at in (start, end))
+    rate = np.divide(amount, end - start, out=np.zeros_like(amount), where=last_bin > first_bin)
+    total = np.bincount(
+        first_bin,
+        np.where(last_bin > first_bin, rate * ((first_bin + 1) * bin_width - start), amount),
+        minlength=bin_count,
+    )
+    total += np.bincount(last_bin, rate * (end - last_bin * bin_width), minlength=bin_count)
+    change = np.bincount(np.minimum(first_bin + 1, last_bin), rate, minlength=bin_count + 1)
+    change -= np.bincount(last_bin, rate, minlength=bin_count + 1)
+    binned: FloatArray = total + np.cumsum(change)[:bin_count] * bin_width
+    return np.maximum(binned, 0.0)

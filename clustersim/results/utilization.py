@@ -12,9 +12,9 @@ from clustersim.common.units import Flop, FlopPerSecond, Seconds
 from clustersim.model.attention import full_matrix_flops
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape, Kernel
 from clustersim.program.task import Segment, WorkType
-from clustersim.results.time_breakdown import Breakdown
-from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS
-from clustersim.results.trace_table import Rows
+from clustersim.results.time_breakdown import TimeBreakdown
+from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGORIES, TIME_CATEGORIES
+from clustersim.results.trace_table import TraceTable
 
 CONVENTION: Final = (
     "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
@@ -24,69 +24,76 @@ CONVENTION: Final = (
     "attention what its causal mask leaves, about half."
 )
 
-TRILLION: Final = 1e12
+TRILLION_TOKENS: Final = 1e12
 """Tokens, of which papers say how many GPU hours they took."""
-_APART: Final = 0.01  # of MFU
+_MIN_MFU_DIFFERENCE: Final = 0.01  # of MFU
 
 
-def mfu(model_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:
+def mfu(model_flops: Flop, *, step_time: Seconds, gpu_count: int, peak: FlopPerSecond) -> float:
     """Model FLOP utilization: model FLOP of the whole step over what all ranks could do at their peak meanwhile."""
-    return model_flops / (seconds * ranks * peak)
+    return model_flops / (step_time * gpu_count * peak)
 
 
-def masked(convention: float, causal: float) -> bool:
+def shows_causal_mfu(mfu_full: float, mfu_causal: float) -> bool:
     """Whether MFU by the convention and with causal attention part so far that both are to be shown: by a point."""
-    return convention - causal >= _APART
+    return mfu_full - mfu_causal >= _MIN_MFU_DIFFERENCE
 
 
-def hfu(model_flops: Flop, recomputed_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:
+def hfu(model_flops: Flop, recomputed_flops: Flop, *, step_time: Seconds, gpu_count: int, peak: FlopPerSecond) -> float:
     """Hardware FLOP utilization: like MFU, with what is recomputed on all ranks added."""
-    return mfu(model_flops + recomputed_flops, seconds=seconds, ranks=ranks, peak=peak)
+    return mfu(model_flops + recomputed_flops, step_time=step_time, gpu_count=gpu_count, peak=peak)
 
 
-def model_flops_per_rank(model_flops: Flop, *, seconds: Seconds, ranks: int) -> FlopPerSecond:
+def achieved_flops_per_gpu(model_flops: Flop, *, step_time: Seconds, gpu_count: int) -> FlopPerSecond:
     """Model FLOP per second that each rank achieves."""
-    return model_flops / (seconds * ranks)
+    return model_flops / (step_time * gpu_count)
 
 
-def tokens_per_second(sequences: int, sequence: int, seconds: Seconds) -> float:
+def tokens_per_second(sequence_count: int, sequence_length: int, step_time: Seconds) -> float:
     """Tokens per second of a step of `sequences` sequences of `sequence` tokens."""
-    return sequences * sequence / seconds
+    return sequence_count * sequence_length / step_time
 
 
-def gpu_hours(rate: float, *, tokens: float = TRILLION) -> float:
+def gpu_hours_for_tokens(tokens_per_gpu_second: float, *, tokens: float = TRILLION_TOKENS) -> float:
     """Hours of all GPUs together for so many tokens. rate: tokens per second and GPU.
 
     >>> round(gpu_hours(1543.0) / 1e3)
     180
     """
-    return tokens / rate / 3600.0
+    return tokens / tokens_per_gpu_second / 3600.0
 
 
-def recomputed_flops(rows: Rows) -> Flop:
+def recomputed_flops_total(table: TraceTable) -> Flop:
     """FLOP of matrix products that all ranks together computed a second time, by the convention."""
-    return float(sum(count * _recomputed(block) for count, block in zip(rows.runs, rows.blocks, strict=True)))
+    return float(
+        sum(
+            count * _segment_recomputed_flops(segment)
+            for count, segment in zip(table.segment_run_counts, table.segments, strict=True)
+        )
+    )
 
 
-def bubble_fraction(parts: Breakdown) -> float:
+def bubble_fraction(breakdown: TimeBreakdown) -> float:
     """Pipeline bubble as a share of the step time, the mean over all ranks (not of the ideal time)."""
-    return _fraction(parts.total(*BUBBLES), parts)
+    return _share_of_step(breakdown.category_total(*BUBBLE_CATEGORIES), breakdown)
 
 
-def exposed_fraction(parts: Breakdown) -> float:
+def exposed_fraction(breakdown: TimeBreakdown) -> float:
     """Communication that no kernel hides as a share of the step time, the mean over all ranks; waiting not included."""
-    return _fraction(parts.total(*EXPOSED.values()), parts)
+    return _share_of_step(breakdown.category_total(*EXPOSED_CATEGORIES.values()), breakdown)
 
 
-def _fraction(seconds: Seconds, parts: Breakdown) -> float:
-    whole = parts.total(*PARTS)
-    return seconds / whole if whole > 0 else 0.0
+def _share_of_step(seconds: Seconds, breakdown: TimeBreakdown) -> float:
+    step_time = breakdown.category_total(*TIME_CATEGORIES)
+    return seconds / step_time if step_time > 0 else 0.0
 
 
-def _recomputed(block: Segment) -> Flop:
-    kernels = (operation.kernel for operation in block.operations if operation.work_type is WorkType.RECOMPUTE)
-    return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in TENSOR_CORE_KINDS)
+def _segment_recomputed_flops(segment: Segment) -> Flop:
+    kernels = (operation.kernel for operation in segment.operations if operation.work_type is WorkType.RECOMPUTE)
+    return sum(
+        _convention_flops(kernel) for kernel in kernels if kernel is not None and kernel.kind in TENSOR_CORE_KINDS
+    )
 
 
-def _full_matrix(kernel: Kernel) -> Flop:
+def _convention_flops(kernel: Kernel) -> Flop:
     return full_matrix_flops(kernel, kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops

@@ -12,7 +12,7 @@ from clustersim.common.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WhatIfOutcome:
     """What one change comes to.
 
     step_time, base: seconds of a step with and without it; tokens: of a step with it, in multiples of those without;
@@ -22,32 +22,32 @@ class Outcome:
     """
 
     step_time: Seconds
-    base: Seconds
-    tokens: float
+    baseline_step_time: Seconds
+    token_ratio: float
     tokens_per_s_per_gpu: float
     peak_memory: Bytes
-    fits: bool
-    changes: Mapping[str, Seconds]
+    fits_in_memory: bool
+    category_changes: Mapping[str, Seconds]
 
     @property
-    def delta(self) -> Seconds:
+    def step_time_difference(self) -> Seconds:
         """Seconds by which the step is longer."""
-        return self.step_time - self.base
+        return self.step_time - self.baseline_step_time
 
     @property
-    def longer(self) -> Seconds:
+    def slowdown_seconds(self) -> Seconds:
         """Seconds by which the tokens of the step as it is take longer."""
-        return self.step_time / self.tokens - self.base
+        return self.step_time / self.token_ratio - self.baseline_step_time
 
     @property
-    def part(self) -> float:
+    def slowdown_ratio(self) -> float:
         """`longer` as a part of the step."""
-        return self.longer / self.base
+        return self.slowdown_seconds / self.baseline_step_time
 
     @property
-    def faster(self) -> float:
+    def speedup(self) -> float:
         """Part by which tokens/s per GPU rise."""
-        return self.base * self.tokens / self.step_time - 1.0
+        return self.baseline_step_time * self.token_ratio / self.step_time - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,26 @@ class WhatIf:
     """
 
     name: str
-    words: str
-    outcome: Outcome | None
+    description: str
+    outcome: WhatIfOutcome | None
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIfs:
+class WhatIfReport:
     """Changes, each alone, in a fixed order. step_time: seconds; tokens_per_s_per_gpu, fits: as the scenario stands."""
 
     step_time: Seconds
     tokens_per_s_per_gpu: float
-    fits: bool
+    fits_in_memory: bool
     cases: tuple[WhatIf, ...]
 
     @property
-    def tried(self) -> tuple[tuple[WhatIf, Outcome], ...]:
+    def simulated(self) -> tuple[tuple[WhatIf, WhatIfOutcome], ...]:
         """Those that were simulated, with what came of them."""
         return tuple((case, case.outcome) for case in self.cases if case.outcome is not None)
 
     @property
-    def untried(self) -> tuple[WhatIf, ...]:
+    def skipped(self) -> tuple[WhatIf, ...]:
         """Those that were not."""
         return tuple(case for case in self.cases if case.outcome is None)

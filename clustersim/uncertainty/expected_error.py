@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class ExpectedError:
     """Parts of the busy seconds. error: of those whose source knows its own; unknown: all others.
 
     kernels: of those kernels whose source knows its error; of_kernels: the part of `error` that is theirs.
     """
 
     error: float
-    unknown: float
-    kernels: float = 0.0
-    of_kernels: float = 0.0
+    unknown_share: float
+    kernel_share: float = 0.0
+    kernel_error: float = 0.0
 
     @property
-    def per_kernel(self) -> float:
+    def error_per_kernel(self) -> float:
         """The part by which such kernels are expected to differ."""
-        return self.of_kernels / self.kernels if self.kernels else 0.0
+        return self.kernel_error / self.kernel_share if self.kernel_share else 0.0

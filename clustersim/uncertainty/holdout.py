@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustersim.cost.calibration_record import CalibrationRecord, HoldoutStep, RecordOrigin
-from clustersim.uncertainty.expected_error import Expectation
+from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.prediction_interval import LocalEvidence, UncertaintyModel
 
 
@@ -58,16 +58,18 @@ class HoldoutResult:
         ]
         return {"largest_error": self.max_error, "bias": self.bias, "steps": steps}
 
-    def local_evidence(self, expectation: Expectation) -> LocalEvidence:
+    def local_evidence(self, expectation: ExpectedError) -> LocalEvidence:
         """What is known of a step by them; found: what the sources of its durations say of themselves."""
-        kernel_error = expectation.kernels * math.expm1(_abs_log_error(self.max_error)) + self.excess_kernel_error(
+        kernel_error = expectation.kernel_share * math.expm1(_abs_log_error(self.max_error)) + self.excess_kernel_error(
             expectation
         )
-        return LocalEvidence(max(0.0, expectation.error - expectation.of_kernels) + kernel_error, expectation.unknown)
+        return LocalEvidence(
+            max(0.0, expectation.error - expectation.kernel_error) + kernel_error, expectation.unknown_share
+        )
 
-    def excess_kernel_error(self, expectation: Expectation) -> float:
+    def excess_kernel_error(self, expectation: ExpectedError) -> float:
         """By how much worse kernels are known than those of the steps were, as a part of the busy time."""
-        return max(0.0, expectation.of_kernels - expectation.kernels * max(step.of_rows for step in self.steps))
+        return max(0.0, expectation.kernel_error - expectation.kernel_share * max(step.of_rows for step in self.steps))
 
     def extend(self, model: UncertaintyModel) -> UncertaintyModel:
         """Experience that has these steps, too."""

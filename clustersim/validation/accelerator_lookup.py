@@ -7,20 +7,24 @@ from clustersim.common import data_files
 from clustersim.common.errors import suggest_nearest
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import load_cluster
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.cluster_lookup import PLACES
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.cluster_lookup import CLUSTER_BY_GPU
 
 
-def accelerator_of(case: Case) -> Accelerator:
+def case_accelerator(case: ValidationCase) -> Accelerator:
     """The accelerator of a row; raise CannotPredictError if it is not stated, or none that is shipped."""
     gpu = case.text("gpu")
     if gpu in ("", "unknown"):
-        raise CannotPredictError("gpu is not stated", owed=False)
-    if gpu in PLACES:
-        place = PLACES[gpu]
-        return load_accelerator(place.accelerator) if place.accelerator else load_cluster(place.cluster).accelerator
+        raise CannotPredictError("gpu is not stated", is_expressible=False)
+    if gpu in CLUSTER_BY_GPU:
+        packaged = CLUSTER_BY_GPU[gpu]
+        return (
+            load_accelerator(packaged.accelerator)
+            if packaged.accelerator
+            else load_cluster(packaged.cluster_name).accelerator
+        )
     names = data_files.list_names("accelerators")
     if gpu not in names:
-        known = suggest_nearest(gpu, (*PLACES, *names))
-        raise CannotPredictError(f"gpu {gpu}: there is no such accelerator; {known}", owed=False)
+        suggestion = suggest_nearest(gpu, (*CLUSTER_BY_GPU, *names))
+        raise CannotPredictError(f"gpu {gpu}: there is no such accelerator; {suggestion}", is_expressible=False)
     return load_accelerator(gpu)

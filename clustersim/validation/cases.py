@@ -14,38 +14,38 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError, format_value
 
-MOST: Final = 1e18  # beyond which no count, size or time is; and below its inverse
-_Row = dict[str | Any, str | Any]
-PUBLISHED: Final = Path(__file__).with_name("published")
+MAX_VALUE: Final = 1e18  # beyond which no count, size or time is; and below its inverse
+_TableRow = dict[str | Any, str | Any]
+PUBLISHED_FOLDER: Final = Path(__file__).with_name("published")
 
 
 class CannotPredictError(Exception):
     """Why a row has no prediction. owed: whether there should be one, since the row itself is complete and legal."""
 
-    def __init__(self, reason: str, *, owed: bool = True) -> None:
+    def __init__(self, reason: str, *, is_expressible: bool = True) -> None:
         super().__init__(reason)
-        self.owed = owed
+        self.is_expressible = is_expressible
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ValidationCase:
     """One row of a table, by column; line: its number in the file."""
 
     cells: dict[str, str]
-    line: int
+    line_number: int
 
     def text(self, column: str) -> str:
         """The cell, empty if the source does not state it or the table has no such column."""
         return self.cells.get(column, "")
 
-    def is_yes(self, column: str, default: bool = False) -> bool:
+    def boolean(self, column: str, default: bool = False) -> bool:
         """Whether the cell says yes; the default where it says nothing; raise CannotPredictError for other words."""
         text = self.text(column)
         if text not in ("", "yes", "no"):
-            raise CannotPredictError(self._unreadable(column, text, "yes or no"), owed=False)
+            raise CannotPredictError(self._describe_invalid(column, text, "yes or no"), is_expressible=False)
         return text == "yes" if text else default
 
-    def number(self, column: str, default: float | None = None) -> float:
+    def positive_float(self, column: str, default: float | None = None) -> float:
         """A number above zero; raise CannotPredictError if it is none, or missing without a default."""
         text = self.text(column)
         if not text and default is not None:
@@ -54,49 +54,53 @@ class Case:
             value = float(text)
         except ValueError:
             value = math.nan
-        if value > MOST or 0.0 < value < 1.0 / MOST:
-            raise CannotPredictError(self._unreadable(column, text, f"within {1 / MOST:g} to {MOST:g}"), owed=False)
+        if value > MAX_VALUE or 0.0 < value < 1.0 / MAX_VALUE:
+            raise CannotPredictError(
+                self._describe_invalid(column, text, f"within {1 / MAX_VALUE:g} to {MAX_VALUE:g}"), is_expressible=False
+            )
         if not value > 0.0:  # nor NaN
-            raise CannotPredictError(self._unreadable(column, text, "a number above 0"), owed=False)
+            raise CannotPredictError(self._describe_invalid(column, text, "a number above 0"), is_expressible=False)
         return value
 
-    def whole(self, column: str, default: int | None = None) -> int:
+    def positive_int(self, column: str, default: int | None = None) -> int:
         """A whole number above zero; raise CannotPredictError if it is none, or missing without a default."""
-        value = self.number(column, default)
+        value = self.positive_float(column, default)
         if value != int(value):
-            raise CannotPredictError(self._unreadable(column, self.text(column), "a whole number"), owed=False)
+            raise CannotPredictError(
+                self._describe_invalid(column, self.text(column), "a whole number"), is_expressible=False
+            )
         return int(value)
 
-    def _unreadable(self, column: str, text: str, wanted: str) -> str:
-        said = f"{format_value(text)} is not {wanted}" if text else "is not stated"
-        return f"line {self.line}: {column} {said}"
+    def _describe_invalid(self, column: str, text: str, expected: str) -> str:
+        problem = f"{format_value(text)} is not {expected}" if text else "is not stated"
+        return f"line {self.line_number}: {column} {problem}"
 
 
-def read_cases(path: Path, needed: Sequence[str]) -> list[Case]:
+def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCase]:
     """The rows of a table; raise InputError that names the file and what it lacks."""
-    columns, rows = _read(path)
-    lacking = lacks(columns, needed)
-    if lacking:
+    columns, rows = _read_csv(path)
+    missing = missing_columns(columns, required_columns)
+    if missing:
         raise InputError(
-            f"{path}: lacks {'column' if len(lacking) == 1 else 'columns'} {', '.join(lacking)}; it has "
+            f"{path}: lacks {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}; it has "
             f"{', '.join(columns) or 'none'}"
         )
     if not rows:
         raise InputError(f"{path}: has no rows below its header")
-    return [_case(path, line, row) for line, row in rows]
+    return [_parse_case(path, line, row) for line, row in rows]
 
 
-def columns_of(path: Path) -> Sequence[str]:
+def read_columns(path: Path) -> Sequence[str]:
     """What a table's header names; raise InputError that names the file where it is none."""
-    return _read(path)[0]
+    return _read_csv(path)[0]
 
 
-def lacks(columns: Sequence[str], needed: Sequence[str]) -> list[str]:
+def missing_columns(columns: Sequence[str], required: Sequence[str]) -> list[str]:
     """What is needed and not among the columns."""
-    return [column for column in needed if column not in columns]
+    return [column for column in required if column not in columns]
 
 
-def _read(path: Path) -> tuple[Sequence[str], list[tuple[int, _Row]]]:
+def _read_csv(path: Path) -> tuple[Sequence[str], list[tuple[int, _TableRow]]]:
     """Columns, and rows with their numbers in the file."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -111,7 +115,7 @@ def _read(path: Path) -> tuple[Sequence[str], list[tuple[int, _Row]]]:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
-def _case(path: Path, line: int, row: _Row) -> Case:
+def _parse_case(path: Path, line_number: int, row: _TableRow) -> ValidationCase:
     if None in row:
-        raise InputError(f"{path}: line {line} has more cells than the header has columns")
-    return Case({str(column): str(cell or "").strip() for column, cell in row.items()}, line)
+        raise InputError(f"{path}: line {line_number} has more cells than the header has columns")
+    return ValidationCase({str(column): str(cell or "").strip() for column, cell in row.items()}, line_number)

@@ -9,96 +9,97 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import BytesPerSecond
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.interconnect_notation import Interconnect, Ports, read_interconnect
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.interconnect_notation import InterconnectSpec, NetworkPorts, parse_interconnect
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PackagedCluster:
     """A shipped cluster. accelerator, nvlink: others than the cluster's own; node: GPUs of one."""
 
-    cluster: str
+    cluster_name: str
     accelerator: str | None = None
-    node: int = 8
-    nvlink: str | None = None
+    gpus_per_node: int = 8
+    nvlink_bandwidth: str | None = None
 
 
-PLACES: Final = {
-    "v100-32gb": Place("dgx-2", node=16),  # rows of Megatron-LM on DGX-2, 16 GPUs a node
-    "a100-sxm-40gb": Place("dgx-a100", "a100-sxm-40gb"),
-    "a100-sxm-80gb": Place("dgx-a100"),
-    "h100-sxm-80gb": Place("dgx-h100"),
-    "h100-sxm-96gb": Place("dgx-h100", "h100-sxm-96gb"),
-    "h800-sxm-80gb": Place("dgx-h100", "h800-sxm-80gb", nvlink="200 GB/s"),
-    "h200-sxm-141gb": Place("hgx-h200"),
-    "b200": Place("hgx-b200"),
-    "b300": Place("hgx-b300"),
-    "gb200": Place("gb200-nvl72", node=4),
-    "gb300": Place("gb300-nvl72", node=4),
-    **{gpu: Place(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
+CLUSTER_BY_GPU: Final = {
+    "v100-32gb": PackagedCluster("dgx-2", gpus_per_node=16),  # rows of Megatron-LM on DGX-2, 16 GPUs a node
+    "a100-sxm-40gb": PackagedCluster("dgx-a100", "a100-sxm-40gb"),
+    "a100-sxm-80gb": PackagedCluster("dgx-a100"),
+    "h100-sxm-80gb": PackagedCluster("dgx-h100"),
+    "h100-sxm-96gb": PackagedCluster("dgx-h100", "h100-sxm-96gb"),
+    "h800-sxm-80gb": PackagedCluster("dgx-h100", "h800-sxm-80gb", nvlink_bandwidth="200 GB/s"),
+    "h200-sxm-141gb": PackagedCluster("hgx-h200"),
+    "b200": PackagedCluster("hgx-b200"),
+    "b300": PackagedCluster("hgx-b300"),
+    "gb200": PackagedCluster("gb200-nvl72", gpus_per_node=4),
+    "gb300": PackagedCluster("gb300-nvl72", gpus_per_node=4),
+    **{gpu: PackagedCluster(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
 }
-_OF_SOURCES: Final = {  # where its authors say elsewhere what they ran on
+_GPU_BY_SOURCE: Final = {  # where its authors say elsewhere what they ran on
     # PyTorch's own H100 of 96 GB and 500 W: pytorch/torchtitan, benchmarks/*_llama3_h100_*.md, of December 2024 and (by
     # authors of torchao) June 2025
     ("torchao", "h100-sxm-80gb"): "h100-sxm-96gb",
 }
-_PORT_OF: Final = {  # of one port, where a row states a node's sum only
+_PORT_BANDWIDTH: Final = {  # of one port, where a row states a node's sum only
     **{"dgx-2": 12.5e9, "dgx-a100": 25e9},
     **dict.fromkeys(("hgx-b300", "gb300-nvl72"), 100e9),
 }
-_USUAL_PORT: Final = 50e9
+_DEFAULT_PORT_BANDWIDTH: Final = 50e9
 
 
-def cluster_section(case: Case) -> dict[str, Any]:
+def cluster_config(case: ValidationCase) -> dict[str, Any]:
     """The `cluster` section of a run."""
-    gpu = _OF_SOURCES.get((case.text("source"), case.text("gpu")), case.text("gpu"))
-    if gpu not in PLACES:
+    gpu = _GPU_BY_SOURCE.get((case.text("source"), case.text("gpu")), case.text("gpu"))
+    if gpu not in CLUSTER_BY_GPU:
         raise CannotPredictError(
-            f"gpu {gpu or 'is not stated'}: there is no such machine; {suggest_nearest(gpu, PLACES)}", owed=False
+            f"gpu {gpu or 'is not stated'}: there is no such machine; {suggest_nearest(gpu, CLUSTER_BY_GPU)}",
+            is_expressible=False,
         )
-    place = PLACES[gpu]
-    section: dict[str, Any] = {"name": place.cluster, "gpus": case.whole("n_gpus")}
-    if place.accelerator:
-        section["accelerator"] = place.accelerator
-    joined = interconnect_of(case)
-    ports = _ports(joined.ports or Ports(), place)
+    packaged = CLUSTER_BY_GPU[gpu]
+    config: dict[str, Any] = {"name": packaged.cluster_name, "gpus": case.positive_int("n_gpus")}
+    if packaged.accelerator:
+        config["accelerator"] = packaged.accelerator
+    interconnect = case_interconnect(case)
+    ports = _nic_overrides(interconnect.ports or NetworkPorts(), packaged)
     node = {"nic": ports} if ports else {}
-    nvlink = _nvlink(joined, place)
+    nvlink = _nvlink_overrides(interconnect, packaged)
     if nvlink:
         node["nvlink"] = nvlink
-    return section | ({"node": node} if node else {})
+    return config | ({"node": node} if node else {})
 
 
-def interconnect_of(case: Case) -> Interconnect:
+def case_interconnect(case: ValidationCase) -> InterconnectSpec:
     """What a row states of its links; raise CannotPredictError for words that are not known."""
     try:
-        return read_interconnect(case.text("interconnect"))
+        return parse_interconnect(case.text("interconnect"))
     except InputError as error:
-        raise CannotPredictError(str(error), owed=False) from error
+        raise CannotPredictError(str(error), is_expressible=False) from error
 
 
-def _nvlink(joined: Interconnect, place: Place) -> dict[str, Any]:
+def _nvlink_overrides(interconnect: InterconnectSpec, packaged: PackagedCluster) -> dict[str, Any]:
     """What differs from the shipped cluster's NVLink."""
-    if joined.rate is not None:
-        return {"bandwidth": f"{joined.rate!r} B/s"}
+    if interconnect.nvlink_bandwidth is not None:
+        return {"bandwidth": f"{interconnect.nvlink_bandwidth!r} B/s"}
     # a part of H100's, as DeepSeek-V3's report says of H800 (arXiv:2412.19437)
-    return {"bandwidth": place.nvlink} if place.nvlink else {}
+    return {"bandwidth": packaged.nvlink_bandwidth} if packaged.nvlink_bandwidth else {}
 
 
-def _ports(ports: Ports, place: Place) -> dict[str, Any]:
+def _nic_overrides(ports: NetworkPorts, packaged: PackagedCluster) -> dict[str, Any]:
     """What differs from the shipped cluster's network ports."""
-    kind = {"network": ports.kind.value} if ports.kind else {}
+    network = {"network": ports.technology.value} if ports.technology else {}
     if ports.rate is None:
-        return kind
-    count, rate = _counted(ports.rate, ports, place)
-    return kind | {"per_node": count, "bandwidth": f"{rate!r} B/s"}
+        return network
+    count, rate = _ports_per_node(ports.rate, ports, packaged)
+    return network | {"per_node": count, "bandwidth": f"{rate!r} B/s"}
 
 
-def _counted(rate: BytesPerSecond, ports: Ports, place: Place) -> tuple[int, BytesPerSecond]:
+def _ports_per_node(rate: BytesPerSecond, ports: NetworkPorts, packaged: PackagedCluster) -> tuple[int, BytesPerSecond]:
     """How many ports a node has, and the rate of one."""
     if ports.per_gpu:
-        return place.node, rate
+        return packaged.gpus_per_node, rate
     if ports.count is not None:
         return ports.count, rate
-    port = _PORT_OF.get(place.cluster, _USUAL_PORT)
+    port = _PORT_BANDWIDTH.get(packaged.cluster_name, _DEFAULT_PORT_BANDWIDTH)
     return max(1, int(rate // port)), port

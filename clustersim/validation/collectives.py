@@ -1,7 +1,7 @@
 """Do predicted collectives take as long as published benchmarks say?
 
 A benchmark is a table: one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
-tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), unless the row states another rate or another
+tier of rail switches. What one GPU's ports carry is its own (`LINK_RATES_BY_GPU`), unless the row states another rate or another
 network (see `interconnect_notation`). Where one process drives several GPUs (nccl-tests' -g 8, as in
 Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on one after the other,
 so that it takes at least so many launches. Where calls are timed one by one, by events around each (all_reduce_bench.py
@@ -30,17 +30,17 @@ from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSp
 from clustersim.hardware.ecmp import SpreadEcmp
 from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.program.task import CollectiveType
-from clustersim.validation.accelerator_lookup import accelerator_of
-from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
-from clustersim.validation.cluster_lookup import interconnect_of
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.dispatch_benchmark import KINDS, dispatched
-from clustersim.validation.dispatch_benchmark import seconds_of as seconds_sent
-from clustersim.validation.error_statistics import grouped
-from clustersim.validation.interconnect_notation import Interconnect, Ports
+from clustersim.validation.accelerator_lookup import case_accelerator
+from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
+from clustersim.validation.cluster_lookup import case_interconnect
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.dispatch_benchmark import COLLECTIVE_BY_NAME, parse_dispatch_benchmark
+from clustersim.validation.dispatch_benchmark import measured_dispatch_seconds as seconds_sent
+from clustersim.validation.error_statistics import group_by
+from clustersim.validation.interconnect_notation import InterconnectSpec, NetworkPorts
 
-SHIPPED: Final = PUBLISHED / "collectives.csv"
-NEEDED: Final = (
+PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "collectives.csv"
+REQUIRED_COLUMNS: Final = (
     "case_id",
     "source",
     "gpu",
@@ -52,28 +52,28 @@ NEEDED: Final = (
     "time_us",
 )
 MEBIBYTE: Final = 2**20
-MOST_GPUS: Final = 2**17
+MAX_GPUS: Final = 2**17
 _ALGORITHMS: Final = {
     **{"": "", "ring": "ring", "tree": "tree", "collnet": "collnet"},
     **dict.fromkeys(("nvls", "nvlstree", "in_network"), "in_network"),
 }
-_PLACE: Final = (
+_BENCHMARK_COLUMNS: Final = (
     *("gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect"),
     *("collective", "algo", "gpus_per_process", "timed"),
 )
-_ALIKE: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
-_EARLIER: Final = {  # networks that tables call alike, by what they join
+_EQUIVALENT_GPUS: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
+_FIRST_GENERATION_NETWORKS: Final = {  # networks that tables call alike, by what they join
     (LinkTechnology.EFA, LinkTechnology.NVLINK2): LinkTechnology.EFA1,
     (LinkTechnology.EFA, LinkTechnology.NVLINK3): LinkTechnology.EFA1,
 }
 # What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32
 # KiB to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
-_CALL: Final = 23e-6
-_LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
+_TORCH_CALL_OVERHEAD: Final = 23e-6
+_PORT_LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class GpuLinkRates:
     """Ports of one GPU in bytes/s: NVLink, PCIe, network where a row states none.
 
     node: GPUs of a whole node, to which the ports of a row belong; domain: GPUs that NVLink joins, if not of a node;
@@ -85,32 +85,32 @@ class Machine:
     pcie: BytesPerSecond
     nic: BytesPerSecond
     library: str = "nccl"
-    node: int = 8
-    domain: int | None = None
-    mesh: bool = False
-    host: Seconds | None = None
+    gpus_per_full_node: int = 8
+    nvlink_domain_size: int | None = None
+    has_direct_links: bool = False
+    launch_seconds: Seconds | None = None
 
 
 # Launches of A100's hosts: 8 GPUs of one process take 43 us for whatever is small (azure, ml-engineering).
 # NVLink and Infinity Fabric of datasheets; PCIe Gen3 to Gen6 x16. By what an accelerator's name begins with.
-MACHINES: Final = {
-    "v100": Machine(150e9, 16e9, 6.25e9),
-    "a100": Machine(300e9, 32e9, 25e9, host=5.4e-6),
-    "h100": Machine(450e9, 64e9, 50e9),
-    "h200": Machine(450e9, 64e9, 50e9),
-    "h800": Machine(200e9, 64e9, 50e9),
-    "b200": Machine(900e9, 64e9, 50e9),
-    "gb200": Machine(900e9, 64e9, 50e9, node=4, domain=72),
-    "b300": Machine(900e9, 128e9, 100e9),
-    "gb300": Machine(900e9, 128e9, 100e9, node=4, domain=72),
-    "mi300x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
-    "mi325x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
-    "mi355x": Machine(537.6e9, 64e9, 50e9, library="rccl", mesh=True),
+LINK_RATES_BY_GPU: Final = {
+    "v100": GpuLinkRates(150e9, 16e9, 6.25e9),
+    "a100": GpuLinkRates(300e9, 32e9, 25e9, launch_seconds=5.4e-6),
+    "h100": GpuLinkRates(450e9, 64e9, 50e9),
+    "h200": GpuLinkRates(450e9, 64e9, 50e9),
+    "h800": GpuLinkRates(200e9, 64e9, 50e9),
+    "b200": GpuLinkRates(900e9, 64e9, 50e9),
+    "gb200": GpuLinkRates(900e9, 64e9, 50e9, gpus_per_full_node=4, nvlink_domain_size=72),
+    "b300": GpuLinkRates(900e9, 128e9, 100e9),
+    "gb300": GpuLinkRates(900e9, 128e9, 100e9, gpus_per_full_node=4, nvlink_domain_size=72),
+    "mi300x": GpuLinkRates(448e9, 64e9, 50e9, library="rccl", has_direct_links=True),
+    "mi325x": GpuLinkRates(448e9, 64e9, 50e9, library="rccl", has_direct_links=True),
+    "mi355x": GpuLinkRates(537.6e9, 64e9, 50e9, library="rccl", has_direct_links=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CollectiveBenchmark:
     """On what a benchmark ran, and how: all that its times depend on, beside the sizes.
 
     gpu: as tables call it; accelerator: the shipped one that it is; own: its generation of NVLink; per_node: GPUs of a
@@ -120,93 +120,100 @@ class Place:
 
     gpu: str
     accelerator: str
-    own: LinkTechnology
-    launch: Seconds
-    gpus: int
-    per_node: int
-    per_process: int
-    called: bool
-    joined: Interconnect
+    nvlink_technology: LinkTechnology
+    launch_seconds: Seconds
+    gpu_count: int
+    gpus_per_node: int
+    gpus_per_process: int
+    is_timed_per_call: bool
+    interconnect: InterconnectSpec
     collective: CollectiveType
     algorithm: str
 
     @property
-    def kind(self) -> str:
+    def gpu_family(self) -> str:
         """Of GPU: `h100` for any H100."""
         return self.accelerator.split("-")[0]
 
     @property
-    def alike(self) -> bool:
+    def is_equivalent_gpu(self) -> bool:
         """Whether the GPU is another one with the same links."""
-        return self.gpu in _ALIKE
+        return self.gpu in _EQUIVALENT_GPUS
 
     @property
-    def machine(self) -> Machine:
+    def link_rates(self) -> GpuLinkRates:
         """The ports of a GPU."""
-        return MACHINES[self.kind]
+        return LINK_RATES_BY_GPU[self.gpu_family]
 
     @property
-    def port(self) -> BytesPerSecond:
+    def scale_up_bandwidth(self) -> BytesPerSecond:
         """Of a GPU towards the others of its node."""
-        there, whole = min(self.gpus, self.per_node), self.joined.rate or self.machine.nvlink
-        return whole * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
+        participants, full_rate = (
+            min(self.gpu_count, self.gpus_per_node),
+            self.interconnect.nvlink_bandwidth or self.link_rates.nvlink,
+        )
+        return full_rate * (
+            (participants - 1) / (self.link_rates.gpus_per_full_node - 1) if self.link_rates.has_direct_links else 1.0
+        )
 
     @property
-    def network(self) -> LinkTechnology:
+    def network_technology(self) -> LinkTechnology:
         """Of what make the network is; InfiniBand where the row says nothing."""
-        stated = self.joined.ports.kind if self.joined.ports else None
-        network = stated or LinkTechnology.INFINIBAND
-        return _EARLIER.get((network, self.generation), network)
+        stated_technology = self.interconnect.ports.technology if self.interconnect.ports else None
+        network = stated_technology or LinkTechnology.INFINIBAND
+        return _FIRST_GENERATION_NETWORKS.get((network, self.scale_up_technology), network)
 
     @property
-    def generation(self) -> LinkTechnology:
+    def scale_up_technology(self) -> LinkTechnology:
         """Of NVLink or xGMI."""
-        return self.joined.generation or self.own
+        return self.interconnect.technology or self.nvlink_technology
 
     @property
-    def domain(self) -> int:
+    def nvlink_domain_size(self) -> int:
         """GPUs that NVLink joins in a whole machine."""
-        return self.joined.domain or self.machine.domain or self.per_node
+        return self.interconnect.nvlink_domain_size or self.link_rates.nvlink_domain_size or self.gpus_per_node
 
     @property
-    def nodes(self) -> int:
+    def node_count(self) -> int:
         """Nodes that it takes."""
-        return -(-self.gpus // self.per_node)
+        return -(-self.gpu_count // self.gpus_per_node)
 
     @property
     def fabric(self) -> ClosFabric:
         """Nodes with NVSwitch and one network port per GPU, under one tier of rail switches."""
-        gpus, nic = self.nodes * self.per_node, Port(self._network, _LATENCY)
+        gpus, nic = self.node_count * self.gpus_per_node, Port(self._nic_bandwidth, _PORT_LATENCY)
         node = NodeSpec(
-            gpu_count=self.per_node,
-            pcie=Port(self.machine.pcie, _LATENCY),
-            nvlink=NvlinkSpec(self.domain, Port(self.port, _LATENCY), self.generation),
-            nics=NicSpec(self.per_node, nic, self.network),
+            gpu_count=self.gpus_per_node,
+            pcie=Port(self.link_rates.pcie, _PORT_LATENCY),
+            nvlink=NvlinkSpec(
+                self.nvlink_domain_size, Port(self.scale_up_bandwidth, _PORT_LATENCY), self.scale_up_technology
+            ),
+            nics=NicSpec(self.gpus_per_node, nic, self.network_technology),
         )
-        network = NetworkSpec(LeafSpec(self.nodes, self.per_node, _LATENCY), SpreadEcmp())
+        network = NetworkSpec(LeafSpec(self.node_count, self.gpus_per_node, _PORT_LATENCY), SpreadEcmp())
         return ClosFabric(*spread_evenly(node, network, gpus), gpus)
 
     @property
-    def _network(self) -> BytesPerSecond:
+    def _nic_bandwidth(self) -> BytesPerSecond:
         """Of one GPU: its part of the ports that the node has. More ports than GPUs take part are of a whole node."""
-        ports = self.joined.ports or Ports()
+        ports = self.interconnect.ports or NetworkPorts()
         if ports.rate is None:
-            return self.machine.nic
+            return self.link_rates.nic
         if ports.per_gpu:
             return ports.rate
         count = ports.count or 1
-        whole = max(self.machine.node, self.per_node)
-        return count * ports.rate / (self.per_node if ports.count and count <= self.per_node else whole)
+        full_node = max(self.link_rates.gpus_per_full_node, self.gpus_per_node)
+        return count * ports.rate / (self.gpus_per_node if ports.count and count <= self.gpus_per_node else full_node)
 
-    def survey(self, library: Library) -> VariantCosts:
+    def evaluate_variants(self, library: Library) -> VariantCosts:
         """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
-        members = np.arange(self.gpus)[None]
+        members = np.arange(self.gpu_count)[None]
         if self.collective is CollectiveType.SEND_RECV:
             members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
-        return Tuner(self.fabric, self._switches.apply_to(library)).evaluate_variants(self.collective, members)
+        return Tuner(self.fabric, self._nccl_overrides.apply_to(library)).evaluate_variants(self.collective, members)
 
     @property
-    def _switches(self) -> NcclOverrides:
+    def _nccl_overrides(self) -> NcclOverrides:
         """What the benchmark told the library."""
         match self.algorithm:
             case "":
@@ -217,182 +224,196 @@ class Place:
                 )
         return NcclOverrides(forced={self.collective: self.algorithm}, description=self.algorithm)
 
-    def seen(self, seconds: FloatArray) -> FloatArray:
+    def benchmark_seconds(self, seconds: FloatArray) -> FloatArray:
         """What the benchmark sees of collectives that take so long."""
-        return np.maximum(seconds + _CALL * self.called, self.launch * self.per_process)
+        return np.maximum(
+            seconds + _TORCH_CALL_OVERHEAD * self.is_timed_per_call, self.launch_seconds * self.gpus_per_process
+        )
 
 
-def read_collectives(path: Path = SHIPPED) -> list[Case]:
+def read_collectives(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
     """The rows of a table of collectives."""
-    return read_cases(path, NEEDED)
+    return read_cases(path, REQUIRED_COLUMNS)
 
 
-def compare_collectives(cases: Sequence[Case]) -> list[Comparison]:
+def compare_collectives(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
     """Predict every row, in seconds; the slowest group counts. Rows of one place are predicted together."""
-    found: dict[int, Comparison] = {}
-    numbered = grouped(enumerate(cases), lambda row: tuple(row[1].text(column) for column in _PLACE))
-    for rows in numbered.values():
-        found |= _compared(rows)
-    return [found[number] for number in range(len(cases))]
+    comparisons: dict[int, CaseComparison] = {}
+    benchmarks = group_by(enumerate(cases), lambda row: tuple(row[1].text(column) for column in _BENCHMARK_COLUMNS))
+    for rows in benchmarks.values():
+        comparisons |= _compare_benchmark(rows)
+    return [comparisons[case_index] for case_index in range(len(cases))]
 
 
-def place_of(case: Case) -> Place:
+def parse_benchmark(case: ValidationCase) -> CollectiveBenchmark:
     """Where and how a row was measured; raise CannotPredictError where that cannot be said."""
     accelerator = _accelerator(case)
     if accelerator.nvlink is None:
-        raise CannotPredictError(f"gpu {case.text('gpu')}: it has no NVLink", owed=False)
-    machine = MACHINES[accelerator.name.split("-")[0]]
-    return Place(
+        raise CannotPredictError(f"gpu {case.text('gpu')}: it has no NVLink", is_expressible=False)
+    link_rates = LINK_RATES_BY_GPU[accelerator.name.split("-")[0]]
+    return CollectiveBenchmark(
         gpu=case.text("gpu"),
         accelerator=accelerator.name,
-        launch=machine.host or accelerator.efficiency.launch_interval,
-        gpus=_count(case, "n_gpus", least=2),
-        per_node=_per_node(case, machine),
-        per_process=case.whole("gpus_per_process", 1),
-        called=_called(case),
-        own=accelerator.nvlink,
-        collective=_collective(case),
-        joined=interconnect_of(case),
-        algorithm=_algorithm(case),
+        launch_seconds=link_rates.launch_seconds or accelerator.efficiency.launch_interval,
+        gpu_count=_gpu_count(case, "n_gpus", minimum=2),
+        gpus_per_node=_gpus_per_node(case, link_rates),
+        gpus_per_process=case.positive_int("gpus_per_process", 1),
+        is_timed_per_call=_is_timed_per_call(case),
+        nvlink_technology=accelerator.nvlink,
+        collective=_collective_type(case),
+        interconnect=case_interconnect(case),
+        algorithm=_algorithm_name(case),
     )
 
 
-def seconds_of(case: Case) -> Seconds:
+def measured_seconds(case: ValidationCase) -> Seconds:
     """The measured time, or what the printed rate says that it was."""
     if case.text("time_us") or not case.text("algbw_GBps"):
-        return case.number("time_us") * 1e-6
-    return case.number("bytes") / (case.number("algbw_GBps") * 1e9)
+        return case.positive_float("time_us") * 1e-6
+    return case.positive_float("bytes") / (case.positive_float("algbw_GBps") * 1e9)
 
 
-def _compared(rows: Sequence[tuple[int, Case]]) -> dict[int, Comparison]:
+def _compare_benchmark(indexed_cases: Sequence[tuple[int, ValidationCase]]) -> dict[int, CaseComparison]:
     """Rows of one place, by their numbers."""
-    first = rows[0][1]
+    first_case = indexed_cases[0][1]
     try:
-        place = place_of(first)
-        if place.collective.is_token_routing:
-            return {number: _dispatched(case, place) for number, case in rows}
-        choices = _surveyed(place)
-    except CannotPredictError as refusal:
-        return {number: _refused(case, str(refusal).replace(*_lines(first, case), 1), refusal) for number, case in rows}
-    return {number: _comparison(case, place, choices) for number, case in rows}
+        benchmark = parse_benchmark(first_case)
+        if benchmark.collective.is_token_routing:
+            return {case_index: _compare_dispatch(case, benchmark) for case_index, case in indexed_cases}
+        variant_costs = _benchmark_costs(benchmark)
+    except CannotPredictError as error:
+        return {
+            case_index: _skipped_comparison(case, str(error).replace(*_line_prefixes(first_case, case), 1), error)
+            for case_index, case in indexed_cases
+        }
+    return {case_index: _compare_case(case, benchmark, variant_costs) for case_index, case in indexed_cases}
 
 
-def _lines(first: Case, case: Case) -> tuple[str, str]:
+def _line_prefixes(first: ValidationCase, case: ValidationCase) -> tuple[str, str]:
     """What a reason says of the first row of a place, and what it says of this one."""
-    return f"line {first.line}: ", f"line {case.line}: "
+    return f"line {first.line_number}: ", f"line {case.line_number}: "
 
 
-def _surveyed(place: Place) -> VariantCosts:
+def _benchmark_costs(benchmark: CollectiveBenchmark) -> VariantCosts:
     try:
-        return place.survey(load_library(place.machine.library))
+        return benchmark.evaluate_variants(load_library(benchmark.link_rates.library))
     except InputError as error:
-        raise CannotPredictError("; ".join(str(error).splitlines()), owed=False) from error
+        raise CannotPredictError("; ".join(str(error).splitlines()), is_expressible=False) from error
 
 
-def _comparison(case: Case, place: Place, choices: VariantCosts) -> Comparison:
-    measured, predicted, skipped, owed = math.nan, None, None, True
+def _compare_case(case: ValidationCase, benchmark: CollectiveBenchmark, variant_costs: VariantCosts) -> CaseComparison:
+    measured, predicted, skip_reason, is_expressible = math.nan, None, None, True
     try:
-        size, measured = case.number("bytes"), seconds_of(case)
-        predicted = float(place.seen(select_variants(choices, size).seconds.max()))
-    except CannotPredictError as refusal:
-        skipped, owed = str(refusal), refusal.owed
-    factors = _factors(case, str(place.nodes))
-    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+        size, measured = case.positive_float("bytes"), measured_seconds(case)
+        predicted = float(benchmark.benchmark_seconds(select_variants(variant_costs, size).seconds.max()))
+    except CannotPredictError as error:
+        skip_reason, is_expressible = str(error), error.is_expressible
+    groupings = _groupings(case, str(benchmark.node_count))
+    return CaseComparison(
+        case.text("case_id"), case.text("source"), measured, predicted, skip_reason, is_expressible, groupings
+    )
 
 
-def _dispatched(case: Case, place: Place) -> Comparison:
+def _compare_dispatch(case: ValidationCase, benchmark: CollectiveBenchmark) -> CaseComparison:
     """Tokens that a dispatcher's kernels sent."""
-    measured, predicted, skipped, owed = math.nan, None, None, True
+    measured, predicted, skip_reason, is_expressible = math.nan, None, None, True
     try:
-        sent = dispatched(case)
-        measured = seconds_sent(case, sent.counted(place.fabric, place.gpus))
-        predicted = sent.seconds(place.fabric, place.gpus)
-    except CannotPredictError as refusal:
-        skipped, owed = str(refusal), refusal.owed
-    factors = _factors(case, str(place.nodes))
-    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+        dispatch = parse_dispatch_benchmark(case)
+        measured = seconds_sent(case, dispatch.counted_bytes(benchmark.fabric, benchmark.gpu_count))
+        predicted = dispatch.predicted_seconds(benchmark.fabric, benchmark.gpu_count)
+    except CannotPredictError as error:
+        skip_reason, is_expressible = str(error), error.is_expressible
+    groupings = _groupings(case, str(benchmark.node_count))
+    return CaseComparison(
+        case.text("case_id"), case.text("source"), measured, predicted, skip_reason, is_expressible, groupings
+    )
 
 
-def _refused(case: Case, reason: str, refusal: CannotPredictError) -> Comparison:
+def _skipped_comparison(case: ValidationCase, reason: str, error: CannotPredictError) -> CaseComparison:
     """A row without a place."""
-    factors = _factors(case, case.text("nodes"))
-    known = (case.text("case_id"), case.text("source"), math.nan)
-    return Comparison(*known, skipped=reason, expressible=refusal.owed, factors=factors)
+    groupings = _groupings(case, case.text("nodes"))
+    identity = (case.text("case_id"), case.text("source"), math.nan)
+    return CaseComparison(*identity, skip_reason=reason, is_expressible=error.is_expressible, groupings=groupings)
 
 
-def _factors(case: Case, nodes: str) -> dict[str, str]:
+def _groupings(case: ValidationCase, nodes: str) -> dict[str, str]:
     """By what errors are grouped."""
     try:
-        size = ">= 1 MiB" if case.number("bytes") >= MEBIBYTE else "below 1 MiB"
+        size = ">= 1 MiB" if case.positive_float("bytes") >= MEBIBYTE else "below 1 MiB"
     except CannotPredictError:
         size = ""
-    known = {"gpu": case.text("gpu"), "collective": case.text("collective"), "size": size, "nodes": nodes}
-    return {name: value or "not stated" for name, value in known.items()}
+    labels = {"gpu": case.text("gpu"), "collective": case.text("collective"), "size": size, "nodes": nodes}
+    return {name: value or "not stated" for name, value in labels.items()}
 
 
-def _accelerator(case: Case) -> Accelerator:
+def _accelerator(case: ValidationCase) -> Accelerator:
     """The accelerator, of which a machine must be known."""
-    alike = _ALIKE.get(case.text("gpu"))
-    accelerator = load_accelerator(alike) if alike else accelerator_of(case)
+    equivalent = _EQUIVALENT_GPUS.get(case.text("gpu"))
+    accelerator = load_accelerator(equivalent) if equivalent else case_accelerator(case)
     name = accelerator.name
-    if name.split("-")[0] not in MACHINES or "-pcie-" in name:
-        known = ", ".join(MACHINES)
-        raise CannotPredictError(f"gpu {case.text('gpu')}: no machine of it is known; of {known} one is", owed=False)
+    if name.split("-")[0] not in LINK_RATES_BY_GPU or "-pcie-" in name:
+        supported = ", ".join(LINK_RATES_BY_GPU)
+        raise CannotPredictError(
+            f"gpu {case.text('gpu')}: no machine of it is known; of {supported} one is", is_expressible=False
+        )
     return accelerator
 
 
-def _count(case: Case, column: str, default: int | None = None, least: int = 1) -> int:
+def _gpu_count(case: ValidationCase, column: str, default: int | None = None, minimum: int = 1) -> int:
     """A number of GPUs that a cluster may have."""
-    count = case.whole(column, default)
-    if not least <= count <= MOST_GPUS:
-        wrong = f"too small; {least} is the least" if count < least else f"too large; {MOST_GPUS:,} is the most"
-        raise CannotPredictError(f"line {case.line}: {column} {count:,} is {wrong}", owed=False)
+    count = case.positive_int(column, default)
+    if not minimum <= count <= MAX_GPUS:
+        problem = f"too small; {minimum} is the least" if count < minimum else f"too large; {MAX_GPUS:,} is the most"
+        raise CannotPredictError(f"line {case.line_number}: {column} {count:,} is {problem}", is_expressible=False)
     return count
 
 
-def _per_node(case: Case, machine: Machine) -> int:
+def _gpus_per_node(case: ValidationCase, link_rates: GpuLinkRates) -> int:
     """GPUs of a node, which must make as many nodes as the row states, if it does."""
-    gpus, per_node = case.whole("n_gpus"), _count(case, "gpus_per_node", machine.node)
+    gpus, per_node = case.positive_int("n_gpus"), _gpu_count(case, "gpus_per_node", link_rates.gpus_per_full_node)
     nodes = -(-gpus // per_node)
-    if case.whole("nodes", nodes) != nodes:
+    if case.positive_int("nodes", nodes) != nodes:
         raise CannotPredictError(
-            f"line {case.line}: nodes {case.text('nodes')}: {gpus:,} GPUs, {per_node:,} on a node, are on {nodes:,}",
-            owed=False,
+            f"line {case.line_number}: nodes {case.text('nodes')}: {gpus:,} GPUs, {per_node:,} on a node, are on {nodes:,}",
+            is_expressible=False,
         )
     return per_node
 
 
-def _called(case: Case) -> bool:
+def _is_timed_per_call(case: ValidationCase) -> bool:
     """Whether each call was timed by itself."""
     timed = case.text("timed")
     if timed not in ("", "call"):
         raise CannotPredictError(
-            f"line {case.line}: timed {format_value(timed)}: write call where each call was timed by itself, else nothing",
-            owed=False,
+            f"line {case.line_number}: timed {format_value(timed)}: write call where each call was timed by itself, else nothing",
+            is_expressible=False,
         )
     return timed == "call"
 
 
-def _collective(case: Case) -> CollectiveType:
-    name, known = (
+def _collective_type(case: ValidationCase) -> CollectiveType:
+    name, supported = (
         case.text("collective"),
         {collective_type.value for collective_type in CollectiveType if not collective_type.is_token_routing},
     )
-    if name in KINDS:
-        return KINDS[name]
+    if name in COLLECTIVE_BY_NAME:
+        return COLLECTIVE_BY_NAME[name]
     if name.endswith("_lowlatency"):
-        raise CannotPredictError(f"collective {name}: kernels for decoding, which training does not use", owed=False)
-    if name not in known:
         raise CannotPredictError(
-            f"collective {name or 'is not stated'}: not modelled; {suggest_nearest(name, {*known, *KINDS})}", owed=False
+            f"collective {name}: kernels for decoding, which training does not use", is_expressible=False
+        )
+    if name not in supported:
+        raise CannotPredictError(
+            f"collective {name or 'is not stated'}: not modelled; {suggest_nearest(name, {*supported, *COLLECTIVE_BY_NAME})}",
+            is_expressible=False,
         )
     return CollectiveType(name)
 
 
-def _algorithm(case: Case) -> str:
+def _algorithm_name(case: ValidationCase) -> str:
     name = case.text("algo").lower()
     if name not in _ALGORITHMS:
         raise CannotPredictError(
-            f"algo {case.text('algo')}: not modelled; {suggest_nearest(name, _ALGORITHMS)}", owed=False
+            f"algo {case.text('algo')}: not modelled; {suggest_nearest(name, _ALGORITHMS)}", is_expressible=False
         )
     return _ALGORITHMS[name]

@@ -6,16 +6,16 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class PredictionInterval:
     """Between what and what a measurement is expected, in the unit of its table; regimes: what the width rests on."""
 
     low: float
     high: float
-    regimes: tuple[str, ...] = ()
+    strata: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CaseComparison:
     """One case. measured, predicted: in the unit of its table (seconds, bytes).
 
     skipped: why there is no prediction (None: there is one); expressible: whether a prediction was owed, since the case
@@ -28,11 +28,11 @@ class Comparison:
     source: str
     measured: float
     predicted: float | None = None
-    skipped: str | None = None
-    expressible: bool = True
-    factors: Mapping[str, str] = field(default_factory=dict)
-    fits: bool | None = None
-    band: Band | None = None
+    skip_reason: str | None = None
+    is_expressible: bool = True
+    groupings: Mapping[str, str] = field(default_factory=dict)
+    fits_in_memory: bool | None = None
+    interval: PredictionInterval | None = None
 
     @property
     def error(self) -> float | None:
@@ -40,9 +40,9 @@ class Comparison:
         return None if self.predicted is None else self.predicted / self.measured - 1.0
 
     @property
-    def inside(self) -> bool | None:
+    def is_inside_interval(self) -> bool | None:
         """Whether what was measured lies in the band; None where there is none."""
-        return None if self.band is None else self.band.low <= self.measured <= self.band.high
+        return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -52,12 +52,12 @@ class Comparison:
             "measured": self.measured,
             "predicted": self.predicted,
             "error": self.error,
-            "skipped_reason": self.skipped,
-            "factors": dict(self.factors),
-            "fits": self.fits,
-            **({} if self.band is None else self._band(self.band)),
+            "skipped_reason": self.skip_reason,
+            "factors": dict(self.groupings),
+            "fits": self.fits_in_memory,
+            **({} if self.interval is None else self._interval_json(self.interval)),
         }
 
-    def _band(self, band: Band) -> dict[str, Any]:
-        ends = {"expected_low_s": band.low, "expected_high_s": band.high}
-        return {**ends, "inside_band": self.inside, "regimes": list(band.regimes)}
+    def _interval_json(self, interval: PredictionInterval) -> dict[str, Any]:
+        bounds = {"expected_low_s": interval.low, "expected_high_s": interval.high}
+        return {**bounds, "inside_band": self.is_inside_interval, "regimes": list(interval.strata)}

@@ -25,22 +25,22 @@ from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.topology import Fabric
 from clustersim.program.task import CollectiveType, TokenDispatcher, TokenRouting
-from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.cases import CannotPredictError, ValidationCase
 
-KINDS: Final = {"moe_dispatch": CollectiveType.DISPATCH, "moe_combine": CollectiveType.COMBINE}
-_TOKENS, _HIDDEN, _TOP_K, _EXPERTS, _LIMIT = 4096, 7168, 8, 256, 4
-_SIZE: Final = re.compile(r"(\d+) tokens x (\d+) hidden")
-_SMS: Final = re.compile(r"(\d+) SMs")
-_TOP: Final = re.compile(r"top-(\d+)(?! groups)")
-_GROUPS: Final = re.compile(r"top-(\d+) groups")
-_LOCAL: Final = re.compile(r"(\d+) local experts")
-_SECOND: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the table of the README since version 2
-_SCALED: Final = 128  # numbers of FP8 with a common scale of 4 bytes
-_MOST: Final = 10**7
+COLLECTIVE_BY_NAME: Final = {"moe_dispatch": CollectiveType.DISPATCH, "moe_combine": CollectiveType.COMBINE}
+_DEFAULT_TOKENS, _DEFAULT_HIDDEN, _DEFAULT_TOP_K, _DEFAULT_EXPERTS, _DEFAULT_GROUP_LIMIT = 4096, 7168, 8, 256, 4
+_SIZE_PATTERN: Final = re.compile(r"(\d+) tokens x (\d+) hidden")
+_SMS_PATTERN: Final = re.compile(r"(\d+) SMs")
+_TOP_K_PATTERN: Final = re.compile(r"top-(\d+)(?! groups)")
+_GROUPS_PATTERN: Final = re.compile(r"top-(\d+) groups")
+_LOCAL_EXPERTS_PATTERN: Final = re.compile(r"(\d+) local experts")
+_DEEPEP_V2_PATTERN: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the table of the README since version 2
+_FP8_SCALE_BLOCK: Final = 128  # numbers of FP8 with a common scale of 4 bytes
+_MAX_SIZE: Final = 10**7
 
 
 @dataclass(frozen=True)
-class Dispatched:
+class DispatchBenchmark:
     """One row.
 
     tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether only these
@@ -49,83 +49,103 @@ class Dispatched:
 
     collective: CollectiveType
     routing: TokenRouting
-    tokens: int
-    sms: int | None
-    kernels: bool
+    tokens_per_rank: int
+    sm_count: int | None
+    is_kernel_only: bool
 
     @property
     def payload(self) -> Bytes:
         """Bytes of a row for each token and expert."""
-        return self.tokens * self.routing.top_k * self.routing.token_bytes
+        return self.tokens_per_rank * self.routing.top_k * self.routing.token_bytes
 
     @cached_property
     def library(self) -> Library:
         """The dispatcher, as shipped."""
         return load_dispatcher(self.routing.dispatcher)
 
-    def used(self, library: Library, gpus: int) -> Library:
+    def configured_library(self, library: Library, gpu_count: int) -> Library:
         """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
-        return library.with_sm_count(self.sms).with_token_bytes(self.routing.token_bytes, gpus)
+        return library.with_sm_count(self.sm_count).with_token_bytes(self.routing.token_bytes, gpu_count)
 
-    def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
+    def predicted_seconds(self, fabric: Fabric, gpu_count: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""
-        used = self.used(library or self.library, gpus)
-        choices = Tuner(fabric, used, self.routing).evaluate_variants(self.collective, np.arange(gpus)[None])
-        called = float(select_variants(choices, self.payload).seconds.max())
-        return called * (used.kernel_share if self.kernels else 1.0)
-
-    def counted(self, fabric: Fabric, gpus: int) -> Bytes:
-        """The bytes that bandwidths are of."""
-        arranged = Tuner(fabric, self.library, self.routing).group_topologies(np.arange(gpus)[None])[0]
-        return self.tokens * self.routing.token_bytes * _copies(arranged, self.routing)
-
-
-def _copies(arranged: GroupTopology, routing: TokenRouting) -> float:
-    """How often a token is counted: once for each domain, or for each rank of one."""
-    parts = arranged.domain_count if arranged.domain_count > 1 else arranged.size
-    return sum(reached_token_fraction(routing, part / parts, (part + 1) / parts) for part in range(parts))
-
-
-def dispatched(case: Case) -> Dispatched:
-    """What a row says; raise CannotPredictError where it says something else."""
-    words = f"{case.text('library')}; {case.text('notes')}; {case.text('locator')}"
-    tokens, hidden = map(int, found.groups()) if (found := _SIZE.search(words)) else (_TOKENS, _HIDDEN)
-    ranks, nodes = case.whole("n_gpus"), case.whole("nodes", 1)
-    kind = KINDS[case.text("collective")]
-    local = _number(_LOCAL, words, 0) or max(1, _EXPERTS // ranks)
-    limited = nodes > 1 and "random uniform" not in words
-    groups, limit = (nodes, min(_number(_GROUPS, words, _LIMIT), nodes)) if limited else (1, None)
-    top_k, row = _number(_TOP, words, _TOP_K), _row(kind, words, hidden)
-    if not 0 < top_k <= local * ranks or not 0 < tokens * hidden <= _MOST**2 or local * ranks > _MOST:
-        raise CannotPredictError(
-            f"line {case.line}: notes: {tokens} tokens x {hidden}, top-{top_k} of {local * ranks} experts", owed=False
+        configured = self.configured_library(library or self.library, gpu_count)
+        variant_costs = Tuner(fabric, configured, self.routing).evaluate_variants(
+            self.collective, np.arange(gpu_count)[None]
         )
-    routing = TokenRouting(_dispatcher(case), local * ranks, top_k, groups, limit, token_bytes=row)
-    return Dispatched(kind, routing, tokens, _number(_SMS, words, 0) or None, "kernel only" in words)
+        call_seconds = float(select_variants(variant_costs, self.payload).seconds.max())
+        return call_seconds * (configured.kernel_share if self.is_kernel_only else 1.0)
+
+    def counted_bytes(self, fabric: Fabric, gpu_count: int) -> Bytes:
+        """The bytes that bandwidths are of."""
+        topology = Tuner(fabric, self.library, self.routing).group_topologies(np.arange(gpu_count)[None])[0]
+        return self.tokens_per_rank * self.routing.token_bytes * _copies_per_token(topology, self.routing)
 
 
-def seconds_of(case: Case, counted: Bytes) -> Seconds:
+def _copies_per_token(topology: GroupTopology, routing: TokenRouting) -> float:
+    """How often a token is counted: once for each domain, or for each rank of one."""
+    destination_count = topology.domain_count if topology.domain_count > 1 else topology.size
+    return sum(
+        reached_token_fraction(routing, destination / destination_count, (destination + 1) / destination_count)
+        for destination in range(destination_count)
+    )
+
+
+def parse_dispatch_benchmark(case: ValidationCase) -> DispatchBenchmark:
+    """What a row says; raise CannotPredictError where it says something else."""
+    text = f"{case.text('library')}; {case.text('notes')}; {case.text('locator')}"
+    tokens, hidden = (
+        map(int, match.groups()) if (match := _SIZE_PATTERN.search(text)) else (_DEFAULT_TOKENS, _DEFAULT_HIDDEN)
+    )
+    ranks, nodes = case.positive_int("n_gpus"), case.positive_int("nodes", 1)
+    collective = COLLECTIVE_BY_NAME[case.text("collective")]
+    local_experts = _parse_integer(_LOCAL_EXPERTS_PATTERN, text, 0) or max(1, _DEFAULT_EXPERTS // ranks)
+    is_group_limited = nodes > 1 and "random uniform" not in text
+    groups, group_limit = (
+        (nodes, min(_parse_integer(_GROUPS_PATTERN, text, _DEFAULT_GROUP_LIMIT), nodes))
+        if is_group_limited
+        else (1, None)
+    )
+    top_k, token_bytes = _parse_integer(_TOP_K_PATTERN, text, _DEFAULT_TOP_K), _token_bytes(collective, text, hidden)
+    if (
+        not 0 < top_k <= local_experts * ranks
+        or not 0 < tokens * hidden <= _MAX_SIZE**2
+        or local_experts * ranks > _MAX_SIZE
+    ):
+        raise CannotPredictError(
+            f"line {case.line_number}: notes: {tokens} tokens x {hidden}, top-{top_k} of {local_experts * ranks} experts",
+            is_expressible=False,
+        )
+    routing = TokenRouting(
+        _dispatcher(case), local_experts * ranks, top_k, groups, group_limit, token_bytes=token_bytes
+    )
+    return DispatchBenchmark(
+        collective, routing, tokens, _parse_integer(_SMS_PATTERN, text, 0) or None, "kernel only" in text
+    )
+
+
+def measured_dispatch_seconds(case: ValidationCase, counted_bytes: Bytes) -> Seconds:
     """The measured time, or what the printed bandwidth says that it was."""
     if case.text("time_us"):
-        return case.number("time_us") * 1e-6
+        return case.positive_float("time_us") * 1e-6
     column = "algbw_GBps" if case.text("algbw_GBps") else "busbw_GBps"
-    return counted / (case.number(column) * 1e9)
+    return counted_bytes / (case.positive_float(column) * 1e9)
 
 
-def _row(kind: CollectiveType, words: str, hidden: int) -> Bytes:
+def _token_bytes(collective: CollectiveType, text: str, hidden: int) -> Bytes:
     """Bytes of one token: dispatch is in FP8 unless the row says otherwise."""
-    wide = kind is CollectiveType.COMBINE or re.search(r"\bbf16\b", words) is not None
-    return 2.0 * hidden if wide else hidden * (1.0 + 4.0 / _SCALED)
+    is_bf16 = collective is CollectiveType.COMBINE or re.search(r"\bbf16\b", text) is not None
+    return 2.0 * hidden if is_bf16 else hidden * (1.0 + 4.0 / _FP8_SCALE_BLOCK)
 
 
-def _dispatcher(case: Case) -> TokenDispatcher:
+def _dispatcher(case: ValidationCase) -> TokenDispatcher:
     """Whose kernels: DeepEP's are of version 1 unless the row says otherwise."""
     if "hybrid" in case.text("library").lower():
         return TokenDispatcher.HYBRIDEP
-    second = _SECOND.search(f"{case.text('library')}; {case.text('locator')}")
-    return TokenDispatcher.DEEPEP_V2 if second else TokenDispatcher.DEEPEP
+    is_deepep_v2 = _DEEPEP_V2_PATTERN.search(f"{case.text('library')}; {case.text('locator')}")
+    return TokenDispatcher.DEEPEP_V2 if is_deepep_v2 else TokenDispatcher.DEEPEP
 
 
-def _number(pattern: re.Pattern[str], words: str, otherwise: int) -> int:
-    found = pattern.search(words)
-    return int(found[1]) if found else otherwise
+def _parse_integer(pattern: re.Pattern[str], text: str, default: int) -> int:
+    match = pattern.search(text)
+    return int(match[1]) if match else default

@@ -19,23 +19,25 @@ from clustersim.common.units import Dimension, Seconds, format_flops, format_ste
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.validation.explain_continuous import CONTINUOUS, MOST_JITTERED, Continuous
-from clustersim.validation.explain_lower_bound import floor_of
-from clustersim.validation.explain_root_finding import Found, Gap, find_strength
-from clustersim.validation.explain_switches import SWITCHES, Switch
+from clustersim.validation.explain_continuous import CONTINUOUS_CAUSES, MAX_JITTERED_RANKS, ContinuousCause
+from clustersim.validation.explain_lower_bound import step_time_lower_bound
+from clustersim.validation.explain_root_finding import FittedStrength, StepTimeGap, find_strength
+from clustersim.validation.explain_switches import SWITCHES, FrameworkSwitch
 
 NO_GAP: Final = 1e-3  # of the step: below, there is nothing to explain
-ALL: Final = 0.1  # part of the gap by which a switch (or a step time that jumps) may miss it and still explain it
-VISIBLE: Final = 0.02  # part of the gap
-MOST_TIMES: Final = 1000.0  # as long as expected, or as short: another unit, or not a step at all
-HONESTY: Final = (
+FULL_SHARE_TOLERANCE: Final = (
+    0.1  # part of the gap by which a switch (or a step time that jumps) may miss it and still explain it
+)
+VISIBLE_SHARE: Final = 0.02  # part of the gap
+MAX_RATIO: Final = 1000.0  # as long as expected, or as short: another unit, or not a step at all
+CAVEAT: Final = (
     "Candidates, not a diagnosis: each is tried alone. Several small ones together, effects that are not modelled, or "
     "a run that is not configured as the file says, explain the gap as well."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class CandidateCause:
     """One thing changed.
 
     what: it is; strength: of a cause that has one, else None (a switch); step_time: simulated with it; share: part of
@@ -44,28 +46,28 @@ class Cause:
     """
 
     name: str
-    what: str
+    description: str
     strength: float | None
     step_time: Seconds
-    share: float
+    gap_share: float
     explains: bool
     effort: float
 
     @property
-    def visible(self) -> bool:
+    def is_visible(self) -> bool:
         """Whether it changes anything worth mentioning, towards what was measured."""
-        return self.share >= VISIBLE
+        return self.gap_share >= VISIBLE_SHARE
 
     @property
-    def opposite(self) -> bool:
+    def widens_gap(self) -> bool:
         """Whether it visibly widens the gap."""
-        return self.share <= -VISIBLE
+        return self.gap_share <= -VISIBLE_SHARE
 
     @property
     def sentence(self) -> str:
         """What it is, and what it comes to."""
-        part = f"{self.share:.0%} of the gap" if self.visible else "no visible part of the gap"
-        return f"{self.what}: a step of {format_step_time(self.step_time)}, {part}"
+        share_text = f"{self.gap_share:.0%} of the gap" if self.is_visible else "no visible part of the gap"
+        return f"{self.description}: a step of {format_step_time(self.step_time)}, {share_text}"
 
     def to_json(self) -> dict[str, Any]:
         """The cause as plain data."""
@@ -74,13 +76,13 @@ class Cause:
             "sentence": self.sentence,
             "strength": self.strength,
             "step_time_s": self.step_time,
-            "share_of_gap": self.share,
+            "share_of_gap": self.gap_share,
             "explains": self.explains,
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class GapExplanation:
     """A measured step time beside what is expected.
 
     result: the scenario as it stands; floor: seconds below which no step can be, see `explain_lower_bound`; causes: most
@@ -89,8 +91,8 @@ class Explanation:
 
     result: SimulationResult
     measured: Seconds
-    floor: Seconds
-    causes: tuple[Cause, ...]
+    lower_bound: Seconds
+    causes: tuple[CandidateCause, ...]
 
     @property
     def expected(self) -> Seconds:
@@ -98,61 +100,61 @@ class Explanation:
         return self.result.step_time
 
     @property
-    def difference(self) -> float:
+    def relative_difference(self) -> float:
         """Measured over expected, minus 1."""
         return self.measured / self.expected - 1.0
 
     @property
-    def inside_band(self) -> bool:
+    def is_inside_interval(self) -> bool:
         """Whether what was measured lies where the scenario's step time is expected."""
         low, high = self.result.step_time_interval
         return low <= self.measured <= high
 
     @property
-    def below_floor(self) -> bool:
+    def is_below_lower_bound(self) -> bool:
         """Whether no accelerator of this kind could be that fast."""
-        return self.measured < self.floor
+        return self.measured < self.lower_bound
 
     @property
     def verdict(self) -> str:
         """The answer in a sentence."""
         low, high = map(format_step_time, self.result.step_time_interval)
-        where = "inside the band, so reasonable" if self.inside_band else "outside the band"
-        if self.below_floor:
-            where = "below what is physically possible"
+        assessment = "inside the band, so reasonable" if self.is_inside_interval else "outside the band"
+        if self.is_below_lower_bound:
+            assessment = "below what is physically possible"
         return (
             f"expected {format_step_time(self.expected)} ({low} to {high}), measured "
-            f"{format_step_time(self.measured)}: {_difference(self.difference)}, {where}"
+            f"{format_step_time(self.measured)}: {_format_difference(self.relative_difference)}, {assessment}"
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of the causes."""
-        if self.below_floor:
-            return (self._impossible(),)
-        if abs(self.difference) <= NO_GAP:
+        if self.is_below_lower_bound:
+            return (self._describe_impossible(),)
+        if abs(self.relative_difference) <= NO_GAP:
             return ("There is no gap to explain.",)
-        alone = () if any(cause.explains for cause in self.causes) else (self._nothing_alone(),)
-        return (*alone, *self._untried(), HONESTY)
+        no_single_cause = () if any(cause.explains for cause in self.causes) else (self._no_single_cause_text(),)
+        return (*no_single_cause, *self._skipped_jitter_notes(), CAVEAT)
 
-    def _impossible(self) -> str:
+    def _describe_impossible(self) -> str:
         peak = self.result.peak_flops
-        needed = format_flops(peak * self.floor / self.measured)
+        required_peak = format_flops(peak * self.lower_bound / self.measured)
         return (
-            f"The busiest rank's matmuls and attention take {format_step_time(self.floor)} at the peak of "
-            f"{format_flops(peak)}; {format_step_time(self.measured)} would need {needed}. No cause explains that: the "
+            f"The busiest rank's matmuls and attention take {format_step_time(self.lower_bound)} at the peak of "
+            f"{format_flops(peak)}; {format_step_time(self.measured)} would need {required_peak}. No cause explains that: the "
             "run is likely another than the file says (fewer layers or tokens in a step, more GPUs, less recomputed, "
             "another number format), or what was timed is not a whole step."
         )
 
-    def _nothing_alone(self) -> str:
-        sign = "longer" if self.difference > 0 else "shorter"
-        return f"No single cause within sensible limits makes the step as much {sign} as was measured."
+    def _no_single_cause_text(self) -> str:
+        direction = "longer" if self.relative_difference > 0 else "shorter"
+        return f"No single cause within sensible limits makes the step as much {direction} as was measured."
 
-    def _untried(self) -> Iterator[str]:
+    def _skipped_jitter_notes(self) -> Iterator[str]:
         """Jitter, where too many ranks would differ."""
         ranks = self.result.rank_count
-        if self.difference > 0 and ranks > MOST_JITTERED:
+        if self.relative_difference > 0 and ranks > MAX_JITTERED_RANKS:
             yield (
                 f"Jitter of every kernel is not tried: {ranks:,} ranks that all differ take long to simulate "
                 "(clustersim run with --set 'disturbances.jitter=2 %')."
@@ -167,38 +169,38 @@ class Explanation:
             "band_s": list(result.step_time_interval),
             "experience": result.interval_description,
             "measured_s": self.measured,
-            "difference": self.difference,
-            "inside_band": self.inside_band,
-            "floor_s": self.floor,
-            "below_floor": self.below_floor,
+            "difference": self.relative_difference,
+            "inside_band": self.is_inside_interval,
+            "floor_s": self.lower_bound,
+            "below_floor": self.is_below_lower_bound,
             "mfu_expected": result.mfu(),
             "mfu_measured": result.mfu() * self.expected / self.measured,
             "verdict": self.verdict,
-            "breakdown_s": result.breakdown.mean(),
+            "breakdown_s": result.breakdown.mean_seconds(),
             "causes": [cause.to_json() for cause in self.causes],
             "notes": list(self.notes),
         }
 
 
-def measured_time(text: str) -> Seconds:
+def parse_step_time(text: str) -> Seconds:
     """Read a step time such as `4.2 s` or `850ms`; raise InputError for what is no time above zero."""
-    wanted = "write a number above zero and its unit, such as '4.2 s' or '850 ms'"
+    hint = "write a number above zero and its unit, such as '4.2 s' or '850 ms'"
     try:
         seconds = parse_quantity(text, Dimension.TIME)
     except InputError:
-        raise InputError(f"{format_value(text)} is not the time of a step; {wanted}") from None
+        raise InputError(f"{format_value(text)} is not the time of a step; {hint}") from None
     if not 0.0 < seconds < math.inf:
-        raise InputError(f"{format_value(text)} is not a time that a step can take; {wanted}")
+        raise InputError(f"{format_value(text)} is not a time that a step can take; {hint}")
     return seconds
 
 
-def explain(
+def explain_gap(
     scenario: Scenario,
     measured: Seconds,
     *,
-    causes: Sequence[Continuous] = CONTINUOUS,
-    switches: Sequence[Switch] = SWITCHES,
-) -> Explanation:
+    causes: Sequence[ContinuousCause] = CONTINUOUS_CAUSES,
+    switches: Sequence[FrameworkSwitch] = SWITCHES,
+) -> GapExplanation:
     """Compare a measured step time with the simulated one, and look for causes of the gap among those given.
 
     Some 50 simulations of the scenario with all of them, at most 16 for each cause. Raise InputError where the two
@@ -206,73 +208,95 @@ def explain(
     """
     result = simulate(scenario)
     _require_comparable(result.step_time, measured)
-    floor = floor_of(result)
-    gap = Gap(result.step_time, measured)
-    if measured < floor or abs(measured / result.step_time - 1.0) <= NO_GAP:
-        return Explanation(result, measured, floor, ())
-    found = [*_switched(result, gap, switches), *_strengths(scenario, gap, causes)]
-    return Explanation(result, measured, floor, tuple(sorted(found, key=_plausibility)))
+    lower_bound = step_time_lower_bound(result)
+    gap = StepTimeGap(result.step_time, measured)
+    if measured < lower_bound or abs(measured / result.step_time - 1.0) <= NO_GAP:
+        return GapExplanation(result, measured, lower_bound, ())
+    candidates = [*_switch_causes(result, gap, switches), *_continuous_causes(scenario, gap, causes)]
+    return GapExplanation(result, measured, lower_bound, tuple(sorted(candidates, key=_plausibility_key)))
 
 
 def _require_comparable(expected: Seconds, measured: Seconds) -> None:
     if not 0.0 < measured < math.inf:
         raise InputError(f"measured {measured!r} s is not a time that a step can take; it is above zero")
-    if not 1.0 / MOST_TIMES <= measured / expected <= MOST_TIMES:
+    if not 1.0 / MAX_RATIO <= measured / expected <= MAX_RATIO:
         raise InputError(
             f"measured {format_step_time(measured)} against an expected {format_step_time(expected)}: more than "
-            f"{MOST_TIMES:,.0f} times apart; give the time of one step, and check its unit"
+            f"{MAX_RATIO:,.0f} times apart; give the time of one step, and check its unit"
         )
 
 
-def _plausibility(cause: Cause) -> tuple[bool, float]:
+def _plausibility_key(cause: CandidateCause) -> tuple[bool, float]:
     """Sorts: what explains the gap by its effort, the rest by how far it is from doing so."""
-    return not cause.explains, cause.effort if cause.explains else abs(cause.share - 1.0)
+    return not cause.explains, cause.effort if cause.explains else abs(cause.gap_share - 1.0)
 
 
-def _switched(result: SimulationResult, gap: Gap, switches: Sequence[Switch]) -> Iterator[Cause]:
+def _switch_causes(
+    result: SimulationResult, gap: StepTimeGap, switches: Sequence[FrameworkSwitch]
+) -> Iterator[CandidateCause]:
     """Every switch that can be put the other way; they need no strength, so no effort."""
     for switch in switches:
-        scenario = switch.flipped(result.scenario, longer=gap.longer)
+        scenario = switch.flip_towards(result.scenario, slower=gap.is_slower)
         if scenario is not None:
             yield _switch_cause(switch, simulate(scenario), result, gap)
 
 
-def _switch_cause(switch: Switch, changed: SimulationResult, result: SimulationResult, gap: Gap) -> Cause:
-    fits, share = changed.fits_in_memory or not result.fits_in_memory, gap.share(changed.step_time)
-    what = switch.words(longer=gap.longer) + ("" if fits else ", but would not fit in memory")
-    return Cause(switch.name, what, None, changed.step_time, share, fits and abs(share - 1.0) <= ALL, 0.0)
+def _switch_cause(
+    switch: FrameworkSwitch, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
+) -> CandidateCause:
+    fits_in_memory, gap_share = (
+        changed_result.fits_in_memory or not result.fits_in_memory,
+        gap.explained_share(changed_result.step_time),
+    )
+    description = switch.description(slower=gap.is_slower) + ("" if fits_in_memory else ", but would not fit in memory")
+    return CandidateCause(
+        switch.name,
+        description,
+        None,
+        changed_result.step_time,
+        gap_share,
+        fits_in_memory and abs(gap_share - 1.0) <= FULL_SHARE_TOLERANCE,
+        0.0,
+    )
 
 
-def _strengths(scenario: Scenario, gap: Gap, causes: Sequence[Continuous]) -> Iterator[Cause]:
+def _continuous_causes(
+    scenario: Scenario, gap: StepTimeGap, causes: Sequence[ContinuousCause]
+) -> Iterator[CandidateCause]:
     """Every cause that has a strength, at the one that explains the gap, or at its limit."""
     for cause in causes:
-        reach = cause.reach(scenario, longer=gap.longer)
-        if reach is not None:
-            step_times = _StepTimes(scenario, cause)
-            found = find_strength(step_times, gap, none=reach.none, limit=reach.limit)
-            yield _found_cause(cause, found, gap, cause.effort(reach, found.strength))
+        strength_range = cause.strength_range(scenario, slower=gap.is_slower)
+        if strength_range is not None:
+            step_time = _StepTimeByStrength(scenario, cause)
+            fitted = find_strength(step_time, gap, neutral=strength_range.neutral, limit=strength_range.limit)
+            yield _continuous_cause(cause, fitted, gap, cause.effort(strength_range, fitted.strength))
 
 
 @dataclass(frozen=True, slots=True)
-class _StepTimes:
+class _StepTimeByStrength:
     """Step times of a scenario by the strength of a cause."""
 
     scenario: Scenario
-    cause: Continuous
+    cause: ContinuousCause
 
     def __call__(self, strength: float) -> Seconds:
         """Simulate."""
         return simulate(self.cause.apply(self.scenario, strength)).step_time
 
 
-def _found_cause(cause: Continuous, found: Found, gap: Gap, effort: float) -> Cause:
-    words = cause.words(found.strength)
-    what, share = words if found.reached else f"even with {words}", gap.share(found.step_time)
-    explains = found.reached and abs(share - 1.0) <= ALL
-    return Cause(cause.name, what, found.strength, found.step_time, share, explains, effort)
+def _continuous_cause(
+    cause: ContinuousCause, fitted: FittedStrength, gap: StepTimeGap, effort: float
+) -> CandidateCause:
+    label = cause.describe(fitted.strength)
+    description, gap_share = (
+        label if fitted.explains_gap else f"even with {label}",
+        gap.explained_share(fitted.step_time),
+    )
+    explains = fitted.explains_gap and abs(gap_share - 1.0) <= FULL_SHARE_TOLERANCE
+    return CandidateCause(cause.name, description, fitted.strength, fitted.step_time, gap_share, explains, effort)
 
 
-def _difference(difference: float) -> str:
+def _format_difference(difference: float) -> str:
     if abs(difference) <= NO_GAP:
         return "as long as expected"
     return f"{abs(difference):.1%} {'longer' if difference >= 0 else 'shorter'}"

@@ -16,27 +16,27 @@ from clustersim.program.task import ComputeTask, Segment
 from clustersim.results.simulation_result import SimulationResult
 
 
-def floor_of(result: SimulationResult) -> Seconds:
+def step_time_lower_bound(result: SimulationResult) -> Seconds:
     """Seconds of a step in which the rank that has most to do does nothing else, at the peak of the fastest GPU."""
     accelerators, _ = result.scenario.cluster.accelerator_kinds()
-    ranks = (_products(program, accelerators) for program in result.program.programs)
-    return max(ranks, default=0.0) / result.scenario.steps
+    rank_seconds = (_rank_peak_seconds(program, accelerators) for program in result.program.programs)
+    return max(rank_seconds, default=0.0) / result.scenario.steps
 
 
-def _products(program: RankProgram, accelerators: tuple[Accelerator, ...]) -> Seconds:
+def _rank_peak_seconds(program: RankProgram, accelerators: tuple[Accelerator, ...]) -> Seconds:
     """What a rank's products take at the peak."""
-    blocks = Counter(task.segment for task in program.tasks if isinstance(task, ComputeTask))
-    return sum(times * _in_block(block, accelerators) for block, times in blocks.items())
+    segment_counts = Counter(task.segment for task in program.tasks if isinstance(task, ComputeTask))
+    return sum(count * _segment_peak_seconds(segment, accelerators) for segment, count in segment_counts.items())
 
 
-def _in_block(block: Segment, accelerators: tuple[Accelerator, ...]) -> Seconds:
+def _segment_peak_seconds(block: Segment, accelerators: tuple[Accelerator, ...]) -> Seconds:
     kernels = (operation.kernel for operation in block.operations)
     return sum(
-        kernel.flops / _peak(kernel.dtype, accelerators)
+        kernel.flops / _max_peak_flops(kernel.dtype, accelerators)
         for kernel in kernels
         if kernel is not None and kernel.kind in TENSOR_CORE_KINDS
     )
 
 
-def _peak(dtype: DType, accelerators: tuple[Accelerator, ...]) -> FlopPerSecond:
+def _max_peak_flops(dtype: DType, accelerators: tuple[Accelerator, ...]) -> FlopPerSecond:
     return max(accelerator.peak_flops(dtype) for accelerator in accelerators)

@@ -14,30 +14,30 @@ from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.consistency import find_problems
 
-Put = Callable[[Scenario, bool], Scenario | None]
+SwitchSetter = Callable[[Scenario, bool], Scenario | None]
 """The scenario with a switch on or off; None where that is not possible or changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class FrameworkSwitch:
     """off, on: what it means that the switch is off or on."""
 
     name: str
-    off: str
-    on: str
-    put: Put
+    off_label: str
+    on_label: str
+    set_state: SwitchSetter
 
-    def flipped(self, scenario: Scenario, *, longer: bool) -> Scenario | None:
+    def flip_towards(self, scenario: Scenario, *, slower: bool) -> Scenario | None:
         """The scenario with the switch off (to be longer) or on; None where it is so already or would be illegal."""
-        changed = self.put(scenario, not longer)
+        changed = self.set_state(scenario, not slower)
         return None if changed is None or find_problems(changed) else changed
 
-    def words(self, *, longer: bool) -> str:
+    def description(self, *, slower: bool) -> str:
         """What would be so."""
-        return self.off if longer else self.on
+        return self.off_label if slower else self.on_label
 
 
-def _data_overlap(scenario: Scenario, on: bool) -> Scenario | None:
+def _set_data_parallel_overlap(scenario: Scenario, on: bool) -> Scenario | None:
     layout = scenario.layout
     strategy = layout.data
     if isinstance(strategy, NaiveDataParallel) or strategy.overlap is on or layout.dp * layout.cp == 1:
@@ -45,49 +45,55 @@ def _data_overlap(scenario: Scenario, on: bool) -> Scenario | None:
     return replace(scenario, layout=replace(layout, data=replace(strategy, overlap=on)))
 
 
-def _overlap(field: str, axis: str) -> Put:
+def _layout_flag_setter(field: str, axis: str) -> SwitchSetter:
     """A flag of the layout that shows where an axis has more than one rank."""
 
-    def put(scenario: Scenario, on: bool) -> Scenario | None:
+    def set_flag(scenario: Scenario, on: bool) -> Scenario | None:
         layout = scenario.layout
         if getattr(layout, field) is on or getattr(layout, axis) == 1:
             return None
-        changed: dict[str, Any] = {field: on}
-        return replace(scenario, layout=replace(layout, **changed))
+        changes: dict[str, Any] = {field: on}
+        return replace(scenario, layout=replace(layout, **changes))
 
-    return put
+    return set_flag
 
 
-def _fused(scenario: Scenario, on: bool) -> Scenario | None:
+def _set_fused_kernels(scenario: Scenario, on: bool) -> Scenario | None:
     training = scenario.training
     return None if training.fused is on else replace(scenario, training=replace(training, fused=on))
 
 
-def _flash(scenario: Scenario, on: bool) -> Scenario | None:
+def _set_flash_attention(scenario: Scenario, on: bool) -> Scenario | None:
     """Any flash attention may have been none; instead of none it was the fastest."""
     standard = scenario.training.attention is AttentionBackend.STANDARD
-    return _attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.STANDARD) if standard is on else None
+    return (
+        _with_attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.STANDARD)
+        if standard is on
+        else None
+    )
 
 
-def _newest_flash(scenario: Scenario, on: bool) -> Scenario | None:
+def _set_newest_flash(scenario: Scenario, on: bool) -> Scenario | None:
     """The fastest library's, or FlashAttention-2."""
     attention = scenario.training.attention
     if attention not in ((AttentionBackend.FLASH2, AttentionBackend.FLASH1) if on else (AttentionBackend.FLASH,)):
         return None
-    return _attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.FLASH2)
+    return _with_attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.FLASH2)
 
 
-def _attention(scenario: Scenario, attention: AttentionBackend) -> Scenario:
-    return replace(scenario, training=replace(scenario.training, attention=attention))
+def _with_attention(scenario: Scenario, backend: AttentionBackend) -> Scenario:
+    return replace(scenario, training=replace(scenario.training, attention=backend))
 
 
-def _nothing_recomputed(scenario: Scenario, on: bool) -> Scenario | None:
+def _set_no_recompute(scenario: Scenario, on: bool) -> Scenario | None:
     """Everything or nothing; what recomputes attention alone may do without, too."""
-    training, wanted = scenario.training, NoRecompute() if on else FullRecompute()
-    return None if training.recompute == wanted else replace(scenario, training=replace(training, recompute=wanted))
+    training, recompute = scenario.training, NoRecompute() if on else FullRecompute()
+    return (
+        None if training.recompute == recompute else replace(scenario, training=replace(training, recompute=recompute))
+    )
 
 
-def _overheads(scenario: Scenario, on: bool) -> Scenario | None:
+def _remove_overheads(scenario: Scenario, on: bool) -> Scenario | None:
     """Without what its framework does beside the model."""
     training = scenario.training
     return (
@@ -97,7 +103,7 @@ def _overheads(scenario: Scenario, on: bool) -> Scenario | None:
     )
 
 
-def _all_equal(scenario: Scenario, on: bool) -> Scenario | None:
+def _remove_stragglers(scenario: Scenario, on: bool) -> Scenario | None:
     """Without the scenario's own slow GPUs and jitter."""
     disturbances = scenario.degradations
     if not on or not (disturbances.slow_gpus or scenario.jitter):
@@ -106,44 +112,49 @@ def _all_equal(scenario: Scenario, on: bool) -> Scenario | None:
 
 
 SWITCHES: Final = (
-    Switch(
+    FrameworkSwitch(
         "data_parallel_overlap",
         "data-parallel communication does not overlap with compute",
         "data-parallel communication overlaps with compute",
-        _data_overlap,
+        _set_data_parallel_overlap,
     ),
-    Switch(
+    FrameworkSwitch(
         "tensor_overlap",
         "tensor-parallel communication does not overlap with its matmuls",
         "tensor-parallel communication overlaps with its matmuls",
-        _overlap("tensor_overlap", "tp"),
+        _layout_flag_setter("tensor_overlap", "tp"),
     ),
-    Switch(
+    FrameworkSwitch(
         "pipeline_overlap",
         "stages wait for their sends",
         "stages compute while they send",
-        _overlap("pipeline_overlap", "pp"),
+        _layout_flag_setter("pipeline_overlap", "pp"),
     ),
-    Switch(
+    FrameworkSwitch(
         "backward_overlap",
         "backward's tensor-parallel communication does not hide behind the weight gradient",
         "backward's tensor-parallel communication hides behind the weight gradient",
-        _overlap("backward_overlap", "tp"),
+        _layout_flag_setter("backward_overlap", "tp"),
     ),
-    Switch(
+    FrameworkSwitch(
         "fused_kernels",
         "norms, activations and optimizer are not fused",
         "norms, activations and optimizer are fused",
-        _fused,
+        _set_fused_kernels,
     ),
-    Switch("flash_attention", "attention writes its scores to memory (no flash)", "attention is flash", _flash),
-    Switch(
+    FrameworkSwitch(
+        "flash_attention",
+        "attention writes its scores to memory (no flash)",
+        "attention is flash",
+        _set_flash_attention,
+    ),
+    FrameworkSwitch(
         "newest_flash_attention",
         "attention is FlashAttention-2, not the fastest library's",
         "attention is the fastest library's",
-        _newest_flash,
+        _set_newest_flash,
     ),
-    Switch("recompute", "all layers are recomputed", "nothing is recomputed", _nothing_recomputed),
-    Switch("overheads", "", "nothing is done beside the model (training.overheads)", _overheads),
-    Switch("stragglers", "", "no GPU is slow and no kernel varies", _all_equal),
+    FrameworkSwitch("recompute", "all layers are recomputed", "nothing is recomputed", _set_no_recompute),
+    FrameworkSwitch("overheads", "", "nothing is done beside the model (training.overheads)", _remove_overheads),
+    FrameworkSwitch("stragglers", "", "no GPU is slow and no kernel varies", _remove_stragglers),
 )

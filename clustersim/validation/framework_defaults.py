@@ -9,33 +9,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
-from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
     BRIDGE,
-    DELAYED,
+    BY_RECIPE_NAME,
+    DELAYED_SCALING,
     MEGATRON,
-    NAMED,
+    MOE_MODEL_ZOO,
     NEMO,
     TORCHAO,
-    ZOO,
-    Words,
-    formats_of,
-    is_narrow,
+    PrecisionConfigs,
+    is_low_precision,
+    training_precision,
 )
 
-_DENSE: Final = ("", "0", "1")  # experts
+_DENSE_EXPERT_CELLS: Final = ("", "0", "1")  # experts
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
-_COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
-_GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph")  # recipes' words, and cards'
+_COMPILE_NOTE: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
+_CUDA_GRAPH_NOTE: Final = re.compile(
+    r"cuda_graph_impl=(?!none)|full-iteration CUDA graph"
+)  # recipes' words, and cards'
 # of mixtures: all but the experts, or so little that it is taken for nothing
-_LAYERS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
-_PARTS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
-_NOT_PIPELINED: Final = "nvfp4"
+_ATTENTION_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
+_ROUTER_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
+_NO_TP_OVERLAP_FORMAT: Final = "nvfp4"
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
 @dataclass(frozen=True, slots=True)
-class Software:
+class FrameworkDefaults:
     """One framework at one time.
 
     wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where a
@@ -57,59 +59,59 @@ class Software:
     are in CUDA graphs, whatever notes say; words: what it means by words for formats with scales.
     """
 
-    wanted: str
-    until: int = 9999
-    gpu: str = ""
-    mixtures: bool = False
-    pipeline_overlap: bool = True
-    data_overlap: bool = True
-    tensor_overlap: bool = False
-    backward_overlap: bool = True
-    by_parameter: bool = False
+    name_substring: str
+    last_year: int = 9999
+    gpu_prefix: str = ""
+    moe_only: bool = False
+    p2p_overlap: bool = True
+    grad_reduce_overlap: bool = True
+    tp_comm_overlap: bool = False
+    backward_tp_overlap: bool = True
+    deepspeed_zero3: bool = False
     fsdp2: bool = False
-    wide_gradients: bool = True
-    attention: str = "flash"
-    flash: str = "flash"
+    fp32_gradients: bool = True
+    default_attention: str = "flash"
+    flash_version: str = "flash"
     loss: str = "vocab_parallel"
-    biased: bool = False
-    bucket: str | None = None
+    gpt_biases: bool = False
+    bucket_size: str | None = None
     framework: str = "pytorch"
-    eager: bool = False
-    one_format: bool = False
+    is_eager: bool = False
+    uniform_precision: bool = False
     logs_last_rank: bool = False
     release_outputs: bool | None = None
     early_stop: bool = False
-    whole_experts: bool = False
+    unsharded_experts: bool = False
     fused_routing: bool = False
-    balances: bool = False
-    ends_count: bool = False
-    captures: bool = False
-    read: bool = True
+    has_aux_loss: bool = False
+    counts_embedding_and_head: bool = False
+    uses_cuda_graphs: bool = False
+    is_code_verified: bool = True
 
     @property
-    def known(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether it is known what it does (`read`: its code was, not just what its words mean)."""
-        return bool(self.wanted) and self.read
+        return bool(self.name_substring) and self.is_code_verified
 
-    words: Words = field(default_factory=lambda: NAMED)
+    precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
-    def fused(self, case: Case) -> bool:
+    def uses_fused_kernels(self, case: ValidationCase) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
-        return not self.eager or _compiled(case)
+        return not self.is_eager or _is_compiled(case)
 
-    def stops_early(self, case: Case) -> bool:
+    def stops_early(self, case: ValidationCase) -> bool:
         """Whether recomputation runs only until backward has what it needs."""
-        return self.early_stop or _compiled(case)
+        return self.early_stop or _is_compiled(case)
 
-    def core(self, case: Case) -> str:
+    def attention_backend(self, case: ValidationCase) -> str:
         """The attention core; `flash` in a row is the flash attention that the software had."""
-        stated = case.text("attention") or self.attention
-        return self.flash if stated == "flash" else stated
+        stated = case.text("attention") or self.default_attention
+        return self.flash_version if stated == "flash" else stated
 
-    def model(self, case: Case) -> dict[str, Any]:
+    def model_options(self, case: ValidationCase) -> dict[str, Any]:
         """What the model's layers are made of."""
         llama = case.text("family") == "llama" or case.text("mlp") == "swiglu"
-        gpt = self.biased and not llama and "squared-ReLU" not in case.text("notes")
+        gpt = self.gpt_biases and not llama and "squared-ReLU" not in case.text("notes")
         learned = gpt or "learned position" in case.text("notes")
         return {
             "norm": "rmsnorm" if llama else "layernorm",
@@ -119,206 +121,232 @@ class Software:
             "dropout": gpt,  # 0.1 in Megatron's and NeMo's GPT recipes
         }
 
-    def data(self, case: Case) -> dict[str, Any]:
+    def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
         """The strategy of data parallelism."""
-        stage, hybrid = _zero_stage(case), _shards(case)
-        overlap = case.is_yes("overlap_grad_reduce", self.data_overlap)
-        if stage == 3 and self.by_parameter:
+        stage, shard_options = _zero_stage(case), _shard_options(case)
+        overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap)
+        if stage == 3 and self.deepspeed_zero3:
             return {"zero3_by_parameter": {}}
         if stage == 3:
-            return {"hsdp" if hybrid else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **hybrid}}
+            return {"hsdp" if shard_options else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **shard_options}}
         if stage:
-            return {"zero": {"stage": stage, "overlap": overlap, **hybrid}}
-        return {"ddp": {"overlap": overlap, **({"bucket": self.bucket} if self.bucket else {})}}
+            return {"zero": {"stage": stage, "overlap": overlap, **shard_options}}
+        return {"ddp": {"overlap": overlap, **({"bucket": self.bucket_size} if self.bucket_size else {})}}
 
-    def overlaps_tensors(self, case: Case) -> bool:
+    def overlaps_tp_comm(self, case: ValidationCase) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
-        notes, usual = case.text("notes"), self.tensor_overlap and case.text("precision") != _NOT_PIPELINED
-        return usual or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
+        notes, by_default = case.text("notes"), self.tp_comm_overlap and case.text("precision") != _NO_TP_OVERLAP_FORMAT
+        return by_default or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
 
-    def overlaps_backward(self, case: Case) -> bool:
+    def overlaps_backward_tp(self, case: ValidationCase) -> bool:
         """Whether backward's tensor-parallel collectives run beside the gradients that do not need them."""
-        return self.backward_overlap and _NO_OVERLAP not in case.text("notes")
+        return self.backward_tp_overlap and _NO_OVERLAP not in case.text("notes")
 
-    def overlaps_pipeline(self, case: Case) -> bool:
+    def overlaps_p2p(self, case: ValidationCase) -> bool:
         """Whether sends between stages run beside compute."""
-        return self.pipeline_overlap and _NO_OVERLAP not in case.text("notes")
+        return self.p2p_overlap and _NO_OVERLAP not in case.text("notes")
 
-    def releases(self) -> dict[str, bool]:
+    def output_release_options(self) -> dict[str, bool]:
         """Whether stages free what they have sent, where the framework's file does not say it."""
         return {} if self.release_outputs is None else {"release_outputs": self.release_outputs}
 
-    def host(self, case: Case) -> dict[str, Any]:
+    def framework_config(self, case: ValidationCase) -> dict[str, Any]:
         """The framework, and whether a row's notes say that it captures CUDA graphs."""
-        return {"name": self.framework, "cuda_graphs": self.captures or _captured(case)}
+        return {"name": self.framework, "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case)}
 
-    def formats(self, case: Case) -> dict[str, str]:
+    def precision_config(self, case: ValidationCase) -> dict[str, str]:
         """What is computed in, and in what gradients and optimizer states are kept where they are not the usual."""
-        said, wide = dict(formats_of(case, self.words)), wide_format(case)
-        if self.one_format:
-            return said | {"gradients": wide, "master": "none", "moments": wide}
-        return said | {"gradients": "fp32" if wide == "bf16" and self.wide_gradients else wide}
+        formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
+        if self.uniform_precision:
+            return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
+        return formats | {"gradients": "fp32" if high_precision == "bf16" and self.fp32_gradients else high_precision}
 
 
-_MEGATRON_2021: Final = Software(
+_MEGATRON_2021: Final = FrameworkDefaults(
     "megatron",
-    until=2021,
-    pipeline_overlap=False,
-    data_overlap=False,
-    backward_overlap=False,
-    by_parameter=True,
-    attention="standard",
-    biased=True,
-    bucket=_MEGATRON_BUCKET,
-    flash="flash2",
+    last_year=2021,
+    p2p_overlap=False,
+    grad_reduce_overlap=False,
+    backward_tp_overlap=False,
+    deepspeed_zero3=True,
+    default_attention="standard",
+    gpt_biases=True,
+    bucket_size=_MEGATRON_BUCKET,
+    flash_version="flash2",
     framework="megatron-2021",
     logs_last_rank=True,
 )
 
 _MEGATRON_2022: Final = replace(
-    _MEGATRON_2021, until=2023, backward_overlap=True, by_parameter=False, framework="megatron-2022"
+    _MEGATRON_2021, last_year=2023, backward_tp_overlap=True, deepspeed_zero3=False, framework="megatron-2022"
 )
 
-_NEMO: Final = Software(
+_NEMO: Final = FrameworkDefaults(
     "nemo",
-    wide_gradients=False,
-    biased=True,
-    bucket=_MEGATRON_BUCKET,
+    fp32_gradients=False,
+    gpt_biases=True,
+    bucket_size=_MEGATRON_BUCKET,
     framework="nemo",
     logs_last_rank=True,
-    words=NEMO,
+    precision_configs=NEMO,
 )
 
-_BLOCKING: Final = Software(
-    "aleph alpha", pipeline_overlap=False, data_overlap=False, backward_overlap=False, eager=True
+_ALEPH_ALPHA: Final = FrameworkDefaults(
+    "aleph alpha", p2p_overlap=False, grad_reduce_overlap=False, backward_tp_overlap=False, is_eager=True
 )
 
 # Its rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer.
-_COMPOSER: Final = Software(
-    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True, words=DELAYED
+_COMPOSER: Final = FrameworkDefaults(
+    "composer",
+    2023,
+    fp32_gradients=False,
+    loss="torch",
+    is_eager=True,
+    flash_version="flash1",
+    early_stop=True,
+    precision_configs=DELAYED_SCALING,
 )
-_TORCHTITAN: Final = Software(
+_TORCHTITAN: Final = FrameworkDefaults(
     "torchtitan",
     fsdp2=True,
-    backward_overlap=False,
+    backward_tp_overlap=False,
     loss="torch",
-    eager=True,
-    flash="flash2",
+    is_eager=True,
+    flash_version="flash2",
     release_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
-    words=TORCHAO,
+    precision_configs=TORCHAO,
 )
 
-_MEGATRON: Final = Software(
-    "megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True, words=MEGATRON
+_MEGATRON: Final = FrameworkDefaults(
+    "megatron",
+    gpt_biases=True,
+    bucket_size=_MEGATRON_BUCKET,
+    framework="megatron",
+    logs_last_rank=True,
+    precision_configs=MEGATRON,
 )
-_BRIDGE: Final = replace(_NEMO, wanted="megatron-bridge", biased=False, words=BRIDGE)
+_BRIDGE: Final = replace(_NEMO, name_substring="megatron-bridge", gpt_biases=False, precision_configs=BRIDGE)
 
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
-SOFTWARE: Final = (
+FRAMEWORKS: Final = (
     # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
     # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
-    replace(_COMPOSER, gpu="a100", early_stop=False),
+    replace(_COMPOSER, gpu_prefix="a100", early_stop=False),
     _COMPOSER,
     # torchtitan turned it off for layers that are not compiled in August 2025 (its pull request 1580)
-    replace(_TORCHTITAN, until=2025, early_stop=True),
+    replace(_TORCHTITAN, last_year=2025, early_stop=True),
     _TORCHTITAN,
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
-    Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True, early_stop=True),
+    FrameworkDefaults(
+        "torchtune",
+        fsdp2=True,
+        loss="chunked",
+        is_eager=True,
+        flash_version="flash2",
+        uniform_precision=True,
+        early_stop=True,
+    ),
     # foundation-model-stack/fms-fsdp: policy bfSixteen reduces in bf16 (fms_fsdp/policies/mixed_precision.py)
-    Software("fms-fsdp", wide_gradients=False, loss="torch", eager=True, flash="flash2"),
+    FrameworkDefaults("fms-fsdp", fp32_gradients=False, loss="torch", is_eager=True, flash_version="flash2"),
     # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16, torch's AdamW
-    Software("litgpt", fsdp2=True, loss="torch", eager=True, flash="flash2", one_format=True),
+    FrameworkDefaults(
+        "litgpt", fsdp2=True, loss="torch", is_eager=True, flash_version="flash2", uniform_precision=True
+    ),
     # Liger-Kernel's cross-entropy: one kernel each way (that it keeps no logits at all cannot be said yet)
-    Software("liger", loss="fused"),
+    FrameworkDefaults("liger", loss="fused"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
-    replace(_MEGATRON_2022, wanted="nemo", until=2022),
-    replace(_NEMO, until=2023, flash="flash2"),
+    replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
+    replace(_NEMO, last_year=2023, flash_version="flash2"),
     # layers of Grok-1 with padded experts are captured on Blackwell (CUDA_GRAPH in grok1/launch.sh of
     # NVIDIA/dgxc-benchmarking v25.05, false on H100)
-    replace(_NEMO, mixtures=True, gpu="gb200", captures=True),
-    replace(_NEMO, mixtures=True, gpu="b200", captures=True),
+    replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),
+    replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
     # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
     # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
-    replace(_BRIDGE, mixtures=True, whole_experts=True, balances=True),
+    replace(_BRIDGE, moe_only=True, unsharded_experts=True, has_aux_loss=True),
     # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4; cross_entropy_fusion_impl is "te",
     # Liger's kernel as Transformer Engine has it (scripts/performance/utils/overrides.py)
-    replace(_BRIDGE, tensor_overlap=True, loss="fused"),
+    replace(_BRIDGE, tp_comm_overlap=True, loss="fused"),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
-        _MEGATRON_2021, wanted="megatron-deepspeed", until=2023, by_parameter=False, framework="megatron-deepspeed"
+        _MEGATRON_2021,
+        name_substring="megatron-deepspeed",
+        last_year=2023,
+        deepspeed_zero3=False,
+        framework="megatron-deepspeed",
     ),
     _MEGATRON_2021,
     _MEGATRON_2022,
     # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
-    Software("nanotron", pipeline_overlap=False, backward_overlap=False, eager=True),
+    FrameworkDefaults("nanotron", p2p_overlap=False, backward_tp_overlap=False, is_eager=True),
     # InternEvo reduces gradients in their own format (solver/optimizer/hybrid_zero_optim.py)
-    Software("internevo", wide_gradients=False),
+    FrameworkDefaults("internevo", fp32_gradients=False),
     # Aleph-Alpha/scaling: all collectives and sends between stages block (core/nn/linear/utils.py, core/optimizer/
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
-    replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
-    _BLOCKING,
+    replace(_ALEPH_ALPHA, name_substring="aleph alpha scaling, fused norms", is_eager=False),
+    _ALEPH_ALPHA,
     # model_configs/benchmarking of yanring/Megatron-MoE-ModelZoo set --expert-tensor-parallel-size 1,
     # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split, --moe-permute-fusion,
     # --moe-router-fusion and --moe-aux-loss-coeff
     replace(
         _MEGATRON,
-        wanted="megatron-core dev",
-        whole_experts=True,
+        name_substring="megatron-core dev",
+        unsharded_experts=True,
         fused_routing=True,
-        balances=True,
-        ends_count=True,
-        words=ZOO,
+        has_aux_loss=True,
+        counts_embedding_and_head=True,
+        precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,
     # XLA's products by Flax or Transformer Engine
-    Software("maxtext", words=DELAYED, read=False),
-    Software("paxml", words=DELAYED, read=False),
-    Software(""),
+    FrameworkDefaults("maxtext", precision_configs=DELAYED_SCALING, is_code_verified=False),
+    FrameworkDefaults("paxml", precision_configs=DELAYED_SCALING, is_code_verified=False),
+    FrameworkDefaults(""),
 )
 
 
-def software_of(case: Case) -> Software:
+def framework_defaults(case: ValidationCase) -> FrameworkDefaults:
     """The software of a run."""
     name = case.text("framework").lower()
     year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
-    gpu, mixture = case.text("gpu"), has_experts(case)
-    fitting = (
-        software
-        for software in SOFTWARE
-        if software.wanted in name and year <= software.until and gpu.startswith(software.gpu)
+    gpu, is_moe = case.text("gpu"), has_experts(case)
+    candidates = (
+        defaults
+        for defaults in FRAMEWORKS
+        if defaults.name_substring in name and year <= defaults.last_year and gpu.startswith(defaults.gpu_prefix)
     )
-    return next(item for item in fitting if mixture or not item.mixtures)
+    return next(defaults for defaults in candidates if is_moe or not defaults.moe_only)
 
 
-def wide_format(case: Case) -> str:
+def high_precision_format(case: ValidationCase) -> str:
     """The format of what has no scales."""
-    return "bf16" if is_narrow(case) else case.text("precision")
+    return "bf16" if is_low_precision(case) else case.text("precision")
 
 
-def has_experts(case: Case) -> bool:
+def has_experts(case: ValidationCase) -> bool:
     """Whether a run trained a mixture of experts."""
-    return case.text("experts") not in _DENSE
+    return case.text("experts") not in _DENSE_EXPERT_CELLS
 
 
-def _captured(case: Case) -> bool | str:
+def _cuda_graph_scope(case: ValidationCase) -> bool | str:
     """What of passes is in CUDA graphs."""
     notes = case.text("notes")
-    if has_experts(case) and _LAYERS.search(notes):
+    if has_experts(case) and _ATTENTION_GRAPH_NOTE.search(notes):
         return GraphCapture.OUTSIDE_EXPERTS.value
-    return _GRAPHS.search(notes) is not None and not (has_experts(case) and _PARTS.search(notes))
+    return _CUDA_GRAPH_NOTE.search(notes) is not None and not (has_experts(case) and _ROUTER_GRAPH_NOTE.search(notes))
 
 
-def _compiled(case: Case) -> bool:
+def _is_compiled(case: ValidationCase) -> bool:
     """Whether a row says that layers are compiled."""
-    return _COMPILED.search(case.text("notes")) is not None
+    return _COMPILE_NOTE.search(case.text("notes")) is not None
 
 
-def _shards(case: Case) -> dict[str, int]:
+def _shard_options(case: ValidationCase) -> dict[str, int]:
     """Over how many ranks what is sharded is cut, where the rest are replicas of these."""
-    replicas, ranks = case.whole("hsdp_replicas", 1), case.whole("dp", 1) * case.whole("cp", 1)
+    replicas, ranks = case.positive_int("hsdp_replicas", 1), case.positive_int("dp", 1) * case.positive_int("cp", 1)
     if replicas == 1:
         return {}
     if ranks % replicas:
@@ -326,5 +354,5 @@ def _shards(case: Case) -> dict[str, int]:
     return {"shard": ranks // replicas}
 
 
-def _zero_stage(case: Case) -> int:
-    return 0 if case.text("zero_stage") == "0" else case.whole("zero_stage", 0)
+def _zero_stage(case: ValidationCase) -> int:
+    return 0 if case.text("zero_stage") == "0" else case.positive_int("zero_stage", 0)

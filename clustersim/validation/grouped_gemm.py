@@ -19,62 +19,68 @@ from clustersim.model.kernels import Kernel
 from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, mixed_precision
 from clustersim.model.quantization import quantize_kernels
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.matmul_formats import format_of, has_casts, result_of
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.matmul_formats import has_casts, operand_dtype, result_format
 
-_ONE_KERNEL: Final = ("torch", "DeepGEMM")
-_OTHERS: Final = ("DeepSeek",)
-_FORWARD: Final = "DeepGEMM"
-_ONCE: Final = OperandCast(reads=1, copies=1)
-_READ: Final = {"f": ("input", "weight"), "d": ("output", "weight"), "w": ("output", "input")}
-_PARTS: Final = {"fwd": "f", "dgrad": "d", "wgrad": "w", "bwd": "dw", "fwd+bwd": "fdw"}
+_SINGLE_KERNEL_LIBRARIES: Final = ("torch", "DeepGEMM")
+_UNSUPPORTED_LIBRARIES: Final = ("DeepSeek",)
+_FORWARD_ONLY_LIBRARY: Final = "DeepGEMM"
+_SINGLE_CAST: Final = OperandCast(reads=1, copies=1)
+_OPERANDS_BY_PASS: Final = {"f": ("input", "weight"), "d": ("output", "weight"), "w": ("output", "input")}
+_PASSES_BY_DIRECTION: Final = {"fwd": "f", "dgrad": "d", "wgrad": "w", "bwd": "dw", "fwd+bwd": "fdw"}
 
 
-def grouped_of(case: Case) -> tuple[Kernel, ...]:
+def grouped_gemm_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
     """The kernels, one after the other; raise CannotPredictError if it is none that is modelled."""
-    implementation, dtype = case.text("implementation"), format_of(case)
-    if implementation.startswith(_OTHERS):
-        raise CannotPredictError(f"{implementation}'s products of experts are not modelled", owed=False)
-    direction = case.text("direction") or ("fwd" if implementation.startswith(_FORWARD) else "")
-    if direction not in _PARTS:
-        raise CannotPredictError("direction is not stated", owed=False)
-    one = implementation.startswith(_ONE_KERNEL)
-    linear = _linear(case, dtype, Grouping.KERNEL if one else Grouping.STREAMS)
-    gradients = dtype if result_of(case) == dtype.value else DType.FP32
-    made = _parts(linear, _recipe(gradients), direction, added=not one)
-    return (*made, *_casts(linear, dtype, direction)) if has_casts(case) else made
+    implementation, dtype = case.text("implementation"), operand_dtype(case)
+    if implementation.startswith(_UNSUPPORTED_LIBRARIES):
+        raise CannotPredictError(f"{implementation}'s products of experts are not modelled", is_expressible=False)
+    direction = case.text("direction") or ("fwd" if implementation.startswith(_FORWARD_ONLY_LIBRARY) else "")
+    if direction not in _PASSES_BY_DIRECTION:
+        raise CannotPredictError("direction is not stated", is_expressible=False)
+    is_single_kernel = implementation.startswith(_SINGLE_KERNEL_LIBRARIES)
+    linear = _grouped_linear(case, dtype, Grouping.KERNEL if is_single_kernel else Grouping.STREAMS)
+    gradients = dtype if result_format(case) == dtype.value else DType.FP32
+    matmuls = _grouped_matmuls(linear, _recipe(gradients), direction, accumulates=not is_single_kernel)
+    return (*matmuls, *_cast_kernels(linear, dtype, direction)) if has_casts(case) else matmuls
 
 
-def _casts(linear: GroupedLinear, dtype: DType, direction: str) -> tuple[Kernel, ...]:
+def _cast_kernels(linear: GroupedLinear, dtype: DType, direction: str) -> tuple[Kernel, ...]:
     """Of both operands of each product of a direction."""
     weight = linear.expert_count * linear.outputs, linear.inputs
     tensors = {"input": (linear.tokens, linear.inputs), "output": (linear.tokens, linear.outputs), "weight": weight}
-    used = [name for part in _PARTS[direction] for name in _READ[part]]
+    operands = [name for gemm_pass in _PASSES_BY_DIRECTION[direction] for name in _OPERANDS_BY_PASS[gemm_pass]]
     return tuple(
         kernel
-        for name in used
-        for kernel in quantize_kernels(name, _ONCE, tensors[name], high_precision=DType.BF16, low_precision=dtype)
+        for name in operands
+        for kernel in quantize_kernels(
+            name, _SINGLE_CAST, tensors[name], high_precision=DType.BF16, low_precision=dtype
+        )
     )
 
 
-def _linear(case: Case, dtype: DType, grouping: Grouping) -> GroupedLinear:
-    groups, rows = case.whole("groups"), case.whole("m")
-    tokens = rows if case.text("flop_convention") == "6mnk" else rows * groups
+def _grouped_linear(case: ValidationCase, dtype: DType, grouping: Grouping) -> GroupedLinear:
+    groups, m = case.positive_int("groups"), case.positive_int("m")
+    tokens = m if case.text("flop_convention") == "6mnk" else m * groups
     formats = MatmulFormats.uniform(dtype)
-    return GroupedLinear("experts", groups, tokens, case.whole("k"), case.whole("n"), formats, grouping=grouping)
+    return GroupedLinear(
+        "experts", groups, tokens, case.positive_int("k"), case.positive_int("n"), formats, grouping=grouping
+    )
 
 
 def _recipe(gradients: DType) -> PrecisionRecipe:
-    usual = mixed_precision()
-    return replace(usual, weight_formats=replace(usual.weight_formats, gradients=gradients))
+    default = mixed_precision()
+    return replace(default, weight_formats=replace(default.weight_formats, gradients=gradients))
 
 
-def _parts(linear: GroupedLinear, recipe: PrecisionRecipe, direction: str, *, added: bool) -> tuple[Kernel, ...]:
+def _grouped_matmuls(
+    linear: GroupedLinear, recipe: PrecisionRecipe, direction: str, *, accumulates: bool
+) -> tuple[Kernel, ...]:
     """The products of a direction; a weight gradient that is not added to others is written by itself."""
-    how = Accumulation.FUSED if added else Accumulation.ADDED
-    made = {
+    accumulation = Accumulation.FUSED if accumulates else Accumulation.ADDED
+    matmuls = {
         "f": linear.forward(recipe)[0],
         "d": linear.input_gradient(recipe)[0],
-        "w": linear.weight_gradient(recipe, how)[0],
+        "w": linear.weight_gradient(recipe, accumulation)[0],
     }
-    return tuple(made[part] for part in _PARTS[direction])
+    return tuple(matmuls[gemm_pass] for gemm_pass in _PASSES_BY_DIRECTION[direction])

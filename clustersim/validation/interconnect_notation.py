@@ -22,7 +22,7 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import BytesPerSecond
 from clustersim.hardware.link_technology import SCALE_UP_TECHNOLOGIES, LinkTechnology
 
-_KINDS: Final = {
+_NETWORKS: Final = {
     "ib": LinkTechnology.INFINIBAND,
     **{f"ib-{speed}": LinkTechnology.INFINIBAND for speed in ("fdr", "edr", "hdr", "ndr", "xdr")},
     "roce": LinkTechnology.ROCE,
@@ -36,19 +36,28 @@ _KINDS: Final = {
     "unknown": None,
     "unknown-roce": LinkTechnology.ROCE,
 }
-_OWN: Final = ("nvlink", "xgmi")
-_INSIDE: Final = (*SCALE_UP_TECHNOLOGIES, *_OWN, "nvl72", "PCIe3", "PCIe4", "PCIe5", "PCIe6", "unknown")
-_PORTS: Final = re.compile(r"(?:(\d+)x)?(\d+)G(?:-([a-z-]+))?( per GPU)?")
-_COMMENT: Final = re.compile(r" \(.*\)$")
-_RATED: Final = re.compile(r"(\w+)-(\d+)GB/s")
-_DOMAIN: Final = re.compile(r"nvl(\d+)")
-_PCIE: Final = re.compile(r"PCIe([3-6])")
+_DEFAULT_LINKS: Final = ("nvlink", "xgmi")
+_SCALE_UP_TERMS: Final = (
+    *SCALE_UP_TECHNOLOGIES,
+    *_DEFAULT_LINKS,
+    "nvl72",
+    "PCIe3",
+    "PCIe4",
+    "PCIe5",
+    "PCIe6",
+    "unknown",
+)
+_PORTS_PATTERN: Final = re.compile(r"(?:(\d+)x)?(\d+)G(?:-([a-z-]+))?( per GPU)?")
+_COMMENT_PATTERN: Final = re.compile(r" \(.*\)$")
+_RATE_PATTERN: Final = re.compile(r"(\w+)-(\d+)GB/s")
+_DOMAIN_PATTERN: Final = re.compile(r"nvl(\d+)")
+_PCIE_PATTERN: Final = re.compile(r"PCIe([3-6])")
 _GIGABIT: Final = 1e9 / 8.0
-_MOST: Final = 10**6  # ports of a node, Gbit/s of one, GPUs of a domain: a typing error beyond
+_MAX_COUNT: Final = 10**6  # ports of a node, Gbit/s of one, GPUs of a domain: a typing error beyond
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class NetworkPorts:
     """Network ports. count: of a node, None: not stated, and rate is that of all (or of a GPU, where `per_gpu`).
 
     rate: bytes/s per direction, None: not stated; kind: of the network, None: not stated.
@@ -56,68 +65,74 @@ class Ports:
 
     count: int | None = None
     rate: BytesPerSecond | None = None
-    kind: LinkTechnology | None = None
+    technology: LinkTechnology | None = None
     per_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Interconnect:
+class InterconnectSpec:
     """What is stated; None: not. rate: of a GPU's NVLink, per direction; domain: GPUs of one; pcie: its generation."""
 
-    generation: LinkTechnology | None = None
-    rate: BytesPerSecond | None = None
-    domain: int | None = None
-    pcie: int | None = None
-    ports: Ports | None = None
+    technology: LinkTechnology | None = None
+    nvlink_bandwidth: BytesPerSecond | None = None
+    nvlink_domain_size: int | None = None
+    pcie_generation: int | None = None
+    ports: NetworkPorts | None = None
 
 
-def read_interconnect(text: str) -> Interconnect:
+def parse_interconnect(text: str) -> InterconnectSpec:
     """What an interconnect says; raise InputError that names the word that is unknown, and the nearest legal one.
 
     >>> read_interconnect("nvlink4-400GB/s + 8x400G-ib-ndr").rate
     200000000000.0
     """
-    inside, _, network = _COMMENT.sub("", text.strip()).partition(" + ")
-    if not network and inside not in _INSIDE and (_PORTS.fullmatch(inside) or inside in _KINDS):
-        inside, network = "", inside
-    ports = _ports(network) if network else None
-    if not inside or inside in ("unknown", *_OWN):
-        return Interconnect(ports=ports)
-    return _inside(inside, ports)
+    scale_up, _, network = _COMMENT_PATTERN.sub("", text.strip()).partition(" + ")
+    if (
+        not network
+        and scale_up not in _SCALE_UP_TERMS
+        and (_PORTS_PATTERN.fullmatch(scale_up) or scale_up in _NETWORKS)
+    ):
+        scale_up, network = "", scale_up
+    ports = _parse_ports(network) if network else None
+    if not scale_up or scale_up in ("unknown", *_DEFAULT_LINKS):
+        return InterconnectSpec(ports=ports)
+    return _parse_scale_up(scale_up, ports)
 
 
-def _inside(word: str, ports: Ports | None) -> Interconnect:
-    if word in SCALE_UP_TECHNOLOGIES:
-        return Interconnect(SCALE_UP_TECHNOLOGIES[word], ports=ports)
-    rated, domain, pcie = (item.fullmatch(word) for item in (_RATED, _DOMAIN, _PCIE))
+def _parse_scale_up(text: str, ports: NetworkPorts | None) -> InterconnectSpec:
+    if text in SCALE_UP_TECHNOLOGIES:
+        return InterconnectSpec(SCALE_UP_TECHNOLOGIES[text], ports=ports)
+    rated, domain, pcie = (pattern.fullmatch(text) for pattern in (_RATE_PATTERN, _DOMAIN_PATTERN, _PCIE_PATTERN))
     if rated and rated[1] in SCALE_UP_TECHNOLOGIES:
-        return Interconnect(SCALE_UP_TECHNOLOGIES[rated[1]], _whole(rated[2], word) * 1e9 / 2.0, ports=ports)
+        return InterconnectSpec(SCALE_UP_TECHNOLOGIES[rated[1]], _parse_count(rated[2], text) * 1e9 / 2.0, ports=ports)
     if domain:
-        return Interconnect(domain=_whole(domain[1], word), ports=ports)
+        return InterconnectSpec(nvlink_domain_size=_parse_count(domain[1], text), ports=ports)
     if pcie:
-        return Interconnect(pcie=int(pcie[1]), ports=ports)
-    raise _unknown(word, _INSIDE)
+        return InterconnectSpec(pcie_generation=int(pcie[1]), ports=ports)
+    raise _unknown_word(text, _SCALE_UP_TERMS)
 
 
-def _ports(text: str) -> Ports:
-    if text in _KINDS:
-        return Ports(kind=_KINDS[text])
-    stated = _PORTS.fullmatch(text)
-    if stated is None:
-        raise _unknown(text, (*_KINDS, "8x400G-ib-ndr"))
-    count, rate, kind, per_gpu = stated.groups()
-    if kind and kind not in _KINDS:
-        raise _unknown(kind, tuple(_KINDS))
-    number = _whole(count, text) if count else None
-    return Ports(number, _whole(rate, text) * _GIGABIT, _KINDS[kind] if kind else None, per_gpu is not None)
+def _parse_ports(text: str) -> NetworkPorts:
+    if text in _NETWORKS:
+        return NetworkPorts(technology=_NETWORKS[text])
+    match = _PORTS_PATTERN.fullmatch(text)
+    if match is None:
+        raise _unknown_word(text, (*_NETWORKS, "8x400G-ib-ndr"))
+    count, rate, network, per_gpu = match.groups()
+    if network and network not in _NETWORKS:
+        raise _unknown_word(network, tuple(_NETWORKS))
+    port_count = _parse_count(count, text) if count else None
+    return NetworkPorts(
+        port_count, _parse_count(rate, text) * _GIGABIT, _NETWORKS[network] if network else None, per_gpu is not None
+    )
 
 
-def _whole(digits: str, word: str) -> int:
-    number = int(digits[:8])
-    if not 1 <= number <= _MOST:
-        raise InputError(f"interconnect: {word!r}: {digits} is not from 1 to {_MOST:,}")
-    return number
+def _parse_count(digits: str, text: str) -> int:
+    value = int(digits[:8])
+    if not 1 <= value <= _MAX_COUNT:
+        raise InputError(f"interconnect: {text!r}: {digits} is not from 1 to {_MAX_COUNT:,}")
+    return value
 
 
-def _unknown(word: str, known: tuple[str, ...]) -> InputError:
-    return InputError(f"interconnect: unknown word {word!r}; {suggest_nearest(word, known)}")
+def _unknown_word(text: str, candidates: tuple[str, ...]) -> InputError:
+    return InputError(f"interconnect: unknown word {text!r}; {suggest_nearest(text, candidates)}")

@@ -22,16 +22,16 @@ from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.model.precision_recipe import OperandCast
 from clustersim.model.quantization import quantize_kernels
-from clustersim.validation.accelerator_lookup import accelerator_of
-from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.error_statistics import grouped
-from clustersim.validation.grouped_gemm import grouped_of
-from clustersim.validation.matmul_formats import casts_of, format_of, result_of
-from clustersim.validation.moe_layer_benchmark import layer_parts
+from clustersim.validation.accelerator_lookup import case_accelerator
+from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.error_statistics import group_by
+from clustersim.validation.grouped_gemm import grouped_gemm_kernels
+from clustersim.validation.matmul_formats import operand_dtype, result_format, timed_casts
+from clustersim.validation.moe_layer_benchmark import moe_layer_breakdown
 
-SHIPPED: Final = PUBLISHED / "kernels.csv"
-NEEDED: Final = (
+PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "kernels.csv"
+REQUIRED_COLUMNS: Final = (
     *(
         "op",
         "gpu",
@@ -51,130 +51,134 @@ NEEDED: Final = (
 )
 BEST_OF_SEARCH: Final = "best shape of a search"
 # cuBLAS names operands column by column, so that its TN is a linear layer's forward, as which those without count.
-_OPERANDS: Final = {"TN": MatmulLayout.NT, "NN": MatmulLayout.NN, "NT": MatmulLayout.TN, "": MatmulLayout.NT}
-_NO_KERNEL: Final = {
+_MATMUL_LAYOUTS: Final = {"TN": MatmulLayout.NT, "NN": MatmulLayout.NN, "NT": MatmulLayout.TN, "": MatmulLayout.NT}
+_UNSUPPORTED_OPS: Final = {
     "attention_peak": "a peak that a text states, without its shape",
     "hbm_stream_triad": "a bandwidth, not a kernel's time",
     "transformer_layer": "a layer is many kernels; its step is among the steps",
 }
-_OTHER_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
-_ATTENTION: Final = {
+_UNSUPPORTED_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
+_ATTENTION_DTYPES: Final = {
     **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},
     **{item.value: item for item in (DType.FP8, DType.MXFP8)},
 }
-_BEFORE_HOPPER: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
-_LAYER: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
-_TURNS: Final[Mapping[str, Callable[[int, int, int], tuple[int, int, int]]]] = {
+_FLASH2_GPUS: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
+_LAYER_SIZES_NOTE: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
+_MNK_BY_DIRECTION: Final[Mapping[str, Callable[[int, int, int], tuple[int, int, int]]]] = {
     "fwd": lambda tokens, outputs, inputs: (tokens, outputs, inputs),
     "dgrad": lambda tokens, outputs, inputs: (tokens, inputs, outputs),
     "wgrad": lambda tokens, outputs, inputs: (inputs, outputs, tokens),
 }
-_DIRECTIONS: Final = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}
+_BACKWARD_FLAGS: Final = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}
 
 
-def read_kernels(path: Path = SHIPPED) -> list[Case]:
+def read_kernels(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
     """The rows of a table of kernels, each with a `case_id`, made of what it says if the table has none."""
-    return [_named(case) for case in read_cases(path, NEEDED)]
+    return [_with_case_id(case) for case in read_cases(path, REQUIRED_COLUMNS)]
 
 
-def compare_kernels(cases: Sequence[Case]) -> list[Comparison]:
+def compare_kernels(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
     """Predict every row, in seconds."""
-    sources = {gpu: _roofline(same[0]) for gpu, same in grouped(cases, lambda case: case.text("gpu")).items()}
-    return [_comparison(case, sources[case.text("gpu")]) for case in cases]
+    rooflines = {
+        gpu: _roofline(gpu_cases[0]) for gpu, gpu_cases in group_by(cases, lambda case: case.text("gpu")).items()
+    }
+    return [_compare_case(case, rooflines[case.text("gpu")]) for case in cases]
 
 
-def kernels_of(case: Case) -> tuple[Kernel, ...]:
+def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
     """The kernels that a row times, one after the other; raise CannotPredictError if it is none that is modelled."""
     op = case.text("op")
-    if op in _NO_KERNEL:
-        raise CannotPredictError(_NO_KERNEL[op], owed=False)
+    if op in _UNSUPPORTED_OPS:
+        raise CannotPredictError(_UNSUPPORTED_OPS[op], is_expressible=False)
     if case.text("implementation") == BEST_OF_SEARCH:
-        raise CannotPredictError("the best shape of a search is an upper bound", owed=False)
+        raise CannotPredictError("the best shape of a search is an upper bound", is_expressible=False)
     if op in ("gemm", "gemm_set"):
-        return tuple(kernel for product in matmuls_of(case) for kernel in (product, *_casts_with(case, product)))
+        return tuple(kernel for matmul in timed_matmuls(case) for kernel in (matmul, *_matmul_casts(case, matmul)))
     if op == "cast":
-        return (cast_of(case),)
+        return (timed_cast(case),)
     if op == "grouped_gemm":
-        return grouped_of(case)
+        return grouped_gemm_kernels(case)
     if op != "attention":
-        raise CannotPredictError(f"op {op or 'is not stated'}: not modelled", owed=False)
-    if case.text("direction") not in _DIRECTIONS:
-        raise CannotPredictError("direction is not stated", owed=False)
-    return tuple(attention_of(case, backward=backward) for backward in _DIRECTIONS[case.text("direction")])
+        raise CannotPredictError(f"op {op or 'is not stated'}: not modelled", is_expressible=False)
+    if case.text("direction") not in _BACKWARD_FLAGS:
+        raise CannotPredictError("direction is not stated", is_expressible=False)
+    return tuple(case_attention(case, backward=backward) for backward in _BACKWARD_FLAGS[case.text("direction")])
 
 
-def matmuls_of(case: Case) -> tuple[Kernel, ...]:
+def timed_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:
     """The products of a row, one behind the other: one, or those of a layer's linear layers in one direction."""
     if case.text("op") == "gemm":
-        return (matmul_of(case),)
+        return (timed_matmul(case),)
     return tuple(_matmul(case, *sizes) for sizes in _layer_sizes(case))
 
 
-def matmul_of(case: Case) -> Kernel:
+def timed_matmul(case: ValidationCase) -> Kernel:
     """The matmul of a row."""
-    m, n, k = (case.whole(column) for column in ("m", "n", "k"))
+    m, n, k = (case.positive_int(column) for column in ("m", "n", "k"))
     return _matmul(case, m, n, k)
 
 
-def cast_of(case: Case) -> Kernel:
+def timed_cast(case: ValidationCase) -> Kernel:
     """The kernel that brings a tensor of `m` rows of `k` elements into a format with scales; one copy is written."""
-    name = result_of(case)
-    if name not in {item.value for item in LOW_PRECISION_DTYPES}:
-        raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: no cast that is modelled", owed=False)
-    sizes = case.whole("m"), case.whole("k")
+    format_name = result_format(case)
+    if format_name not in {item.value for item in LOW_PRECISION_DTYPES}:
+        raise CannotPredictError(
+            f"dtype {case.text('dtype') or 'is not stated'}: no cast that is modelled", is_expressible=False
+        )
+    sizes = case.positive_int("m"), case.positive_int("k")
     (kernel,) = quantize_kernels(
-        "cast", OperandCast(1, 1), sizes, high_precision=format_of(case), low_precision=DType(name)
+        "cast", OperandCast(1, 1), sizes, high_precision=operand_dtype(case), low_precision=DType(format_name)
     )
     return kernel
 
 
-def _casts_with(case: Case, product: Kernel) -> tuple[Kernel, ...]:
-    return casts_of(case, product.shape) if isinstance(product.shape, MatmulShape) else ()
+def _matmul_casts(case: ValidationCase, matmul: Kernel) -> tuple[Kernel, ...]:
+    return timed_casts(case, matmul.shape) if isinstance(matmul.shape, MatmulShape) else ()
 
 
-def _layer_sizes(case: Case) -> list[tuple[int, int, int]]:
+def _layer_sizes(case: ValidationCase) -> list[tuple[int, int, int]]:
     """Of the linear layers of attention and of an MLP without a gate, as `notes` say their sizes."""
-    found = _LAYER.search(case.text("notes"))
-    if found is None or case.text("direction") not in _TURNS:
-        raise CannotPredictError("sizes of the layer or its direction are not stated", owed=False)
-    hidden, ffn, tokens = (int(group) for group in found.groups())
-    turned = _TURNS[case.text("direction")]
+    match = _LAYER_SIZES_NOTE.search(case.text("notes"))
+    if match is None or case.text("direction") not in _MNK_BY_DIRECTION:
+        raise CannotPredictError("sizes of the layer or its direction are not stated", is_expressible=False)
+    hidden, ffn, tokens = (int(size) for size in match.groups())
+    to_mnk = _MNK_BY_DIRECTION[case.text("direction")]
     sizes = [(3 * hidden, hidden), (hidden, hidden), (ffn, hidden), (hidden, ffn)]
-    return [turned(tokens, outputs, inputs) for outputs, inputs in sizes]
+    return [to_mnk(tokens, outputs, inputs) for outputs, inputs in sizes]
 
 
-def _matmul(case: Case, m: int, n: int, k: int) -> Kernel:
+def _matmul(case: ValidationCase, m: int, n: int, k: int) -> Kernel:
     """An FP32 result is the weight gradient, which is accumulated into: read and written."""
-    added, dtype = DType.FP32 if result_of(case) == "fp32" else None, format_of(case)
-    shape = MatmulShape(m, n, k, operands=_operands(case), accumulated=added)
-    if case.whole("batch", 1) > 1:
-        shape = replace(shape, batch=case.whole("batch"))
-    result_bytes = 2 * added.bytes if added else DType.BF16.bytes
-    moved = ((m + n) * k * dtype.bytes + m * n * result_bytes) * shape.batch
-    return Kernel("matmul", KernelKind.MATMUL, dtype, 2.0 * m * n * k * shape.batch, float(moved), shape)
+    accumulation_dtype, dtype = DType.FP32 if result_format(case) == "fp32" else None, operand_dtype(case)
+    shape = MatmulShape(m, n, k, operands=_matmul_layout(case), accumulated=accumulation_dtype)
+    if case.positive_int("batch", 1) > 1:
+        shape = replace(shape, batch=case.positive_int("batch"))
+    result_bytes = 2 * accumulation_dtype.bytes if accumulation_dtype else DType.BF16.bytes
+    bytes_moved = ((m + n) * k * dtype.bytes + m * n * result_bytes) * shape.batch
+    return Kernel("matmul", KernelKind.MATMUL, dtype, 2.0 * m * n * k * shape.batch, float(bytes_moved), shape)
 
 
-def attention_of(case: Case, *, backward: bool) -> Kernel:
+def case_attention(case: ValidationCase, *, backward: bool) -> Kernel:
     """The flash attention kernel of a row; its FLOP are those executed, half of the matrix with a causal mask."""
     _require_flash(case)
-    heads, sequence = case.whole("heads"), case.whole("seq")
+    heads, sequence = case.positive_int("heads"), case.positive_int("seq")
     shape = AttentionShape(
-        batch=case.whole("batch", 1),
+        batch=case.positive_int("batch", 1),
         query=sequence,
         key=sequence,
         heads=heads,
-        kv_heads=case.whole("kv_heads", heads),
-        head_dim=case.whole("head_dim"),
-        causal=case.is_yes("causal"),
+        kv_heads=case.positive_int("kv_heads", heads),
+        head_dim=case.positive_int("head_dim"),
+        causal=case.boolean("causal"),
         value_dim=_value_dim(case),
     )
-    return timed_attention(shape, _ATTENTION[case.text("dtype")], backward=backward)
+    return timed_attention(shape, _ATTENTION_DTYPES[case.text("dtype")], backward=backward)
 
 
-def _value_dim(case: Case) -> int | None:
+def _value_dim(case: ValidationCase) -> int | None:
     """The head dimension of values, where it is not that of keys."""
-    values = case.whole("v_head_dim", case.whole("head_dim"))
-    return None if values == case.whole("head_dim") else values
+    values = case.positive_int("v_head_dim", case.positive_int("head_dim"))
+    return None if values == case.positive_int("head_dim") else values
 
 
 def timed_attention(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
@@ -186,84 +190,94 @@ def timed_attention(shape: AttentionShape, dtype: DType, *, backward: bool) -> K
 
 def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
     """Flash attention of a shape as a training step runs it."""
-    narrow = dtype if dtype in LOW_PRECISION_DTYPES else None
+    low_precision = dtype if dtype in LOW_PRECISION_DTYPES else None
     (operator,) = AttentionCore(
-        shape, DType.BF16 if narrow else dtype, dropout=False, fused=True, low_precision=narrow
+        shape, DType.BF16 if low_precision else dtype, dropout=False, fused=True, low_precision=low_precision
     ).flash_operators()
     return operator.input_gradient[-1] if backward else operator.forward[-1]
 
 
-def seconds_of(case: Case, kernels: Sequence[Kernel]) -> Seconds:
+def measured_seconds(case: ValidationCase, kernels: Sequence[Kernel]) -> Seconds:
     """The measured time; of attention, whose rates are what is printed, what the rate says that it was."""
-    printed = "tflops" if case.text("op") == "attention" else "time_us"
-    other = "time_us" if printed == "tflops" else "tflops"
-    column = printed if case.text(printed) or not case.text(other) else other
+    preferred = "tflops" if case.text("op") == "attention" else "time_us"
+    alternative = "time_us" if preferred == "tflops" else "tflops"
+    column = preferred if case.text(preferred) or not case.text(alternative) else alternative
     if column == "time_us":
-        return case.number("time_us") * 1e-6
-    twice = case.is_yes("causal") and "no causal halving" in case.text("flop_convention")
-    return sum(kernel.flops for kernel in kernels) / (case.number("tflops") * 1e12 / (2.0 if twice else 1.0))
+        return case.positive_float("time_us") * 1e-6
+    counts_full_matrix = case.boolean("causal") and "no causal halving" in case.text("flop_convention")
+    return sum(kernel.flops for kernel in kernels) / (
+        case.positive_float("tflops") * 1e12 / (2.0 if counts_full_matrix else 1.0)
+    )
 
 
-def _comparison(case: Case, source: Roofline | CannotPredictError) -> Comparison:
-    measured, predicted, skipped, owed = math.nan, None, None, True
+def _compare_case(case: ValidationCase, roofline: Roofline | CannotPredictError) -> CaseComparison:
+    measured, predicted, skip_reason, is_expressible = math.nan, None, None, True
     try:
-        measured, predicted = _seconds(case, source)
-    except CannotPredictError as refusal:
-        skipped, owed = str(refusal), refusal.owed
-    except InputError as refusal:  # a format that the accelerator does not have
-        skipped, owed = f"line {case.line}: {refusal}", False
-    factors = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
-    factors["format"] = _format_name(case)
-    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+        measured, predicted = _measured_and_predicted(case, roofline)
+    except CannotPredictError as error:
+        skip_reason, is_expressible = str(error), error.is_expressible
+    except InputError as error:  # a format that the accelerator does not have
+        skip_reason, is_expressible = f"line {case.line_number}: {error}", False
+    groupings = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
+    groupings["format"] = _format_name(case)
+    return CaseComparison(
+        case.text("case_id"), case.text("source"), measured, predicted, skip_reason, is_expressible, groupings
+    )
 
 
-def _seconds(case: Case, source: Roofline | CannotPredictError) -> tuple[Seconds, Seconds]:
+def _measured_and_predicted(case: ValidationCase, roofline: Roofline | CannotPredictError) -> tuple[Seconds, Seconds]:
     """What a row took, and what is predicted for it."""
     if case.text("op") == "moe_layer":
-        return case.number("time_us") * 1e-6, sum(layer_parts(case).values())
-    kernels = kernels_of(case)
-    if isinstance(source, CannotPredictError):
-        raise source
-    return seconds_of(case, kernels), sum(source.time_kernel(kernel).seconds for kernel in kernels)
+        return case.positive_float("time_us") * 1e-6, sum(moe_layer_breakdown(case).values())
+    kernels = timed_kernels(case)
+    if isinstance(roofline, CannotPredictError):
+        raise roofline
+    return measured_seconds(case, kernels), sum(roofline.time_kernel(kernel).seconds for kernel in kernels)
 
 
-def _roofline(case: Case) -> Roofline | CannotPredictError:
+def _roofline(case: ValidationCase) -> Roofline | CannotPredictError:
     try:
-        return Roofline(accelerator_of(case))
-    except CannotPredictError as refusal:
-        return refusal
+        return Roofline(case_accelerator(case))
+    except CannotPredictError as error:
+        return error
 
 
-def _require_flash(case: Case) -> None:
+def _require_flash(case: ValidationCase) -> None:
     """Refuse attention that is not the flash attention that frameworks run on such a GPU."""
     implementation, gpu = case.text("implementation"), case.text("gpu")
-    other = implementation.startswith(_OTHER_ATTENTION)
-    if other or (implementation == "FA2" and not gpu.startswith(_BEFORE_HOPPER)):
-        raise CannotPredictError(f"{implementation} is not the flash attention that is modelled for it", owed=False)
-    if case.text("dtype") not in _ATTENTION:
-        raise CannotPredictError(f"attention in {case.text('dtype') or 'no stated format'} is not modelled", owed=False)
+    is_unsupported = implementation.startswith(_UNSUPPORTED_ATTENTION)
+    if is_unsupported or (implementation == "FA2" and not gpu.startswith(_FLASH2_GPUS)):
+        raise CannotPredictError(
+            f"{implementation} is not the flash attention that is modelled for it", is_expressible=False
+        )
+    if case.text("dtype") not in _ATTENTION_DTYPES:
+        raise CannotPredictError(
+            f"attention in {case.text('dtype') or 'no stated format'} is not modelled", is_expressible=False
+        )
 
 
-def _format_name(case: Case) -> str:
+def _format_name(case: ValidationCase) -> str:
     try:
-        return result_of(case) if case.text("op") == "cast" else format_of(case).value
+        return result_format(case) if case.text("op") == "cast" else operand_dtype(case).value
     except CannotPredictError:
         return "not stated"
 
 
-def _operands(case: Case) -> MatmulLayout:
-    if case.text("layout") not in _OPERANDS:
-        raise CannotPredictError(f"line {case.line}: layout {case.text('layout')} is none of TN, NN, NT", owed=False)
-    return _OPERANDS[case.text("layout")]
+def _matmul_layout(case: ValidationCase) -> MatmulLayout:
+    if case.text("layout") not in _MATMUL_LAYOUTS:
+        raise CannotPredictError(
+            f"line {case.line_number}: layout {case.text('layout')} is none of TN, NN, NT", is_expressible=False
+        )
+    return _MATMUL_LAYOUTS[case.text("layout")]
 
 
-def _named(case: Case) -> Case:
+def _with_case_id(case: ValidationCase) -> ValidationCase:
     if case.text("case_id"):
         return case
     sizes = ("m", "n", "k") if case.text("m") else ("batch", "seq", "heads", "head_dim")
     shape = "x".join(case.text(size) or "1" for size in sizes)
-    said = [case.text(column) for column in ("layout", "direction") if case.text(column)]
-    said += ["causal"] if case.text("causal") == "yes" else []
+    options = [case.text(column) for column in ("layout", "direction") if case.text(column)]
+    options += ["causal"] if case.text("causal") == "yes" else []
     dtype = case.text("dtype").replace(" ", "")
-    words = [case.text("op"), case.text("gpu"), shape, dtype, *said, case.text("implementation").replace(" ", "-")]
-    return Case({**case.cells, "case_id": "-".join(word for word in words if word)}, case.line)
+    labels = [case.text("op"), case.text("gpu"), shape, dtype, *options, case.text("implementation").replace(" ", "-")]
+    return ValidationCase({**case.cells, "case_id": "-".join(label for label in labels if label)}, case.line_number)

@@ -17,14 +17,14 @@ from statistics import fmean
 from typing import Any, Final
 
 from clustersim.common.units import Seconds
-from clustersim.validation.cases import Case
-from clustersim.validation.comparison import Comparison
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.comparison import CaseComparison
 
-LAYOUT: Final = ("tp", "pp", "vpp", "dp", "cp", "micro_batch", "zero_stage", "sequence_parallel", "schedule")
-_FOLLOWING: Final = ("overlap_grad_reduce", "overlap_param_gather")
-_RESULTS: Final = ("step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct", "flop_convention")
-_WORDS: Final = ("case_id", "locator", "notes", "quality", "year")
-_APART: Final = frozenset((*LAYOUT, *_FOLLOWING, *_RESULTS, *_WORDS))
+LAYOUT_COLUMNS: Final = ("tp", "pp", "vpp", "dp", "cp", "micro_batch", "zero_stage", "sequence_parallel", "schedule")
+_LAYOUT_DEPENDENT_COLUMNS: Final = ("overlap_grad_reduce", "overlap_param_gather")
+_RESULT_COLUMNS: Final = ("step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct", "flop_convention")
+_NOTE_COLUMNS: Final = ("case_id", "locator", "notes", "quality", "year")
+_IGNORED_COLUMNS: Final = frozenset((*LAYOUT_COLUMNS, *_LAYOUT_DEPENDENT_COLUMNS, *_RESULT_COLUMNS, *_NOTE_COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,90 +36,90 @@ class LayoutSet:
 
     source: str
     cases: tuple[str, ...]
-    layouts: int
-    fastest: str
-    chosen: str
+    layout_count: int
+    measured_fastest: str
+    predicted_fastest: str
     regret: float
-    by_chance: float
-    tau: float | None
+    random_regret: float
+    kendall_tau: float | None
 
     def to_json(self) -> dict[str, Any]:
         """The set as plain data."""
         return {
             "source": self.source,
-            "layouts": self.layouts,
-            "fastest": self.fastest,
-            "chosen": self.chosen,
+            "layouts": self.layout_count,
+            "fastest": self.measured_fastest,
+            "chosen": self.predicted_fastest,
             "regret": self.regret,
-            "regret_by_chance": self.by_chance,
-            "kendall_tau": self.tau,
+            "regret_by_chance": self.random_regret,
+            "kendall_tau": self.kendall_tau,
             "cases": list(self.cases),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class LayoutRanking:
     """All sets."""
 
     sets: tuple[LayoutSet, ...]
 
     @property
-    def cases(self) -> int:
+    def case_count(self) -> int:
         """Cases that are in some set."""
         return sum(len(layout_set.cases) for layout_set in self.sets)
 
     @property
-    def regret(self) -> float | None:
+    def mean_regret(self) -> float | None:
         """The mean regret over sets; None if there are none."""
         return fmean(layout_set.regret for layout_set in self.sets) if self.sets else None
 
     @property
-    def by_chance(self) -> float | None:
+    def mean_random_regret(self) -> float | None:
         """The mean regret of whoever chooses blindly; None if there are no sets."""
-        return fmean(layout_set.by_chance for layout_set in self.sets) if self.sets else None
+        return fmean(layout_set.random_regret for layout_set in self.sets) if self.sets else None
 
     @property
-    def tau(self) -> float | None:
+    def mean_kendall_tau(self) -> float | None:
         """The mean of tau over the sets that have one."""
-        found = [layout_set.tau for layout_set in self.sets if layout_set.tau is not None]
-        return fmean(found) if found else None
+        taus = [layout_set.kendall_tau for layout_set in self.sets if layout_set.kendall_tau is not None]
+        return fmean(taus) if taus else None
 
     @property
-    def right(self) -> int:
+    def correct_count(self) -> int:
         """Sets of which the fastest layout was chosen."""
         return sum(layout_set.regret == 0.0 for layout_set in self.sets)
 
-    def by_source(self) -> dict[str, "Ranking"]:
+    def by_source(self) -> dict[str, "LayoutRanking"]:
         """The sets of every source."""
         names = dict.fromkeys(layout_set.source for layout_set in self.sets)
-        return {name: Ranking(tuple(item for item in self.sets if item.source == name)) for name in names}
+        return {name: LayoutRanking(tuple(item for item in self.sets if item.source == name)) for name in names}
 
     def to_json(self) -> dict[str, Any]:
         """Means, overall and by source, and every set."""
-        by_source = {name: ranking.means() for name, ranking in self.by_source().items()}
-        return {**self.means(), "by_source": by_source, "list": [layout_set.to_json() for layout_set in self.sets]}
+        by_source = {name: layout_ranking.means_json() for name, layout_ranking in self.by_source().items()}
+        return {**self.means_json(), "by_source": by_source, "list": [layout_set.to_json() for layout_set in self.sets]}
 
-    def means(self) -> dict[str, Any]:
+    def means_json(self) -> dict[str, Any]:
         """What is said of all sets together."""
         return {
             "sets": len(self.sets),
-            "cases": self.cases,
-            "fastest_chosen": self.right,
-            "mean_regret": self.regret,
-            "mean_regret_by_chance": self.by_chance,
-            "mean_kendall_tau": self.tau,
+            "cases": self.case_count,
+            "fastest_chosen": self.correct_count,
+            "mean_regret": self.mean_regret,
+            "mean_regret_by_chance": self.mean_random_regret,
+            "mean_kendall_tau": self.mean_kendall_tau,
         }
 
 
-def rank_layouts(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Ranking:
+def rank_layouts(cases: Sequence[ValidationCase], comparisons: Sequence[CaseComparison]) -> LayoutRanking:
     """The sets of at least two layouts with a prediction; comparisons: of these cases, in their order."""
-    sets: dict[tuple[str, ...], list[tuple[Case, Comparison]]] = {}
+    sets: dict[tuple[str, ...], list[tuple[ValidationCase, CaseComparison]]] = {}
     for case, comparison in zip(cases, comparisons, strict=True):
         if comparison.predicted is not None:
-            key = tuple(cell for column, cell in case.cells.items() if column not in _APART)
+            key = tuple(cell for column, cell in case.cells.items() if column not in _IGNORED_COLUMNS)
             sets.setdefault(key, []).append((case, comparison))
-    found = (_ranked(pairs) for pairs in sets.values())
-    return Ranking(tuple(item for item in found if item is not None))
+    layout_sets = (_layout_set(pairs) for pairs in sets.values())
+    return LayoutRanking(tuple(layout_set for layout_set in layout_sets if layout_set is not None))
 
 
 def kendall_tau_b(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -129,13 +129,13 @@ def kendall_tau_b(first: Sequence[float], second: Sequence[float]) -> float | No
     (1.0, -1.0, None)
     """
     signs = [(_sign(a - b), _sign(c - d)) for (a, c), (b, d) in combinations(zip(first, second, strict=True), 2)]
-    agreeing = sum(one * other for one, other in signs)
-    untied = [sum(abs(pair[place]) for pair in signs) for place in (0, 1)]
-    return agreeing / math.sqrt(untied[0] * untied[1]) if all(untied) else None
+    concordance = sum(first_sign * second_sign for first_sign, second_sign in signs)
+    untied_counts = [sum(abs(pair[side]) for pair in signs) for side in (0, 1)]
+    return concordance / math.sqrt(untied_counts[0] * untied_counts[1]) if all(untied_counts) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _LayoutTimes:
     """One layout of a set, with mean times."""
 
     case_id: str
@@ -143,28 +143,39 @@ class _Layout:
     predicted: Seconds
 
 
-def _ranked(pairs: Sequence[tuple[Case, Comparison]]) -> LayoutSet | None:
+def _layout_set(case_comparisons: Sequence[tuple[ValidationCase, CaseComparison]]) -> LayoutSet | None:
     """The set; None of a single layout."""
-    layouts = list(_layouts(pairs))
+    layouts = list(_distinct_layouts(case_comparisons))
     if len(layouts) < 2:
         return None
-    fastest = min(layouts, key=lambda each: each.measured)
-    chosen = min(layouts, key=lambda each: (each.predicted, -each.measured))  # of equal ones the worst
-    tau = kendall_tau_b([layout.measured for layout in layouts], [item.predicted for item in layouts])
-    names = tuple(comparison.case_id for _, comparison in pairs)
-    regret = chosen.measured / fastest.measured - 1.0
-    by_chance = fmean(element.measured for element in layouts) / fastest.measured - 1.0
-    return LayoutSet(pairs[0][1].source, names, len(layouts), fastest.case_id, chosen.case_id, regret, by_chance, tau)
+    measured_fastest = min(layouts, key=lambda each: each.measured)
+    predicted_fastest = min(layouts, key=lambda each: (each.predicted, -each.measured))  # of equal ones the worst
+    kendall_tau = kendall_tau_b(
+        [layout.measured for layout in layouts], [layout_times.predicted for layout_times in layouts]
+    )
+    case_ids = tuple(case_comparison.case_id for _, case_comparison in case_comparisons)
+    regret = predicted_fastest.measured / measured_fastest.measured - 1.0
+    random_regret = fmean(item.measured for item in layouts) / measured_fastest.measured - 1.0
+    return LayoutSet(
+        case_comparisons[0][1].source,
+        case_ids,
+        len(layouts),
+        measured_fastest.case_id,
+        predicted_fastest.case_id,
+        regret,
+        random_regret,
+        kendall_tau,
+    )
 
 
-def _layouts(pairs: Iterable[tuple[Case, Comparison]]) -> Iterable[_Layout]:
+def _distinct_layouts(case_comparisons: Iterable[tuple[ValidationCase, CaseComparison]]) -> Iterable[_LayoutTimes]:
     """The distinct layouts."""
-    same: dict[tuple[str, ...], list[Comparison]] = {}
-    for case, comparison in pairs:
-        same.setdefault(tuple(case.text(column) for column in LAYOUT), []).append(comparison)
-    for runs in same.values():
+    runs_by_layout: dict[tuple[str, ...], list[CaseComparison]] = {}
+    for case, comparison in case_comparisons:
+        runs_by_layout.setdefault(tuple(case.text(column) for column in LAYOUT_COLUMNS), []).append(comparison)
+    for runs in runs_by_layout.values():
         predicted = fmean(run.predicted for run in runs if run.predicted is not None)
-        yield _Layout(runs[0].case_id, fmean(item.measured for item in runs), predicted)
+        yield _LayoutTimes(runs[0].case_id, fmean(case_comparison.measured for case_comparison in runs), predicted)
 
 
 def _sign(value: float) -> int:

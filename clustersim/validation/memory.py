@@ -30,82 +30,98 @@ from clustersim.model.transformer import PositionEncoding, TransformerModel, uni
 from clustersim.parallel.mesh import BASE_AXES, DATA, PIPELINE
 from clustersim.results.memory_check import memory_timelines
 from clustersim.scenario import Scenario
-from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.error_statistics import grouped
-from clustersim.validation.framework_defaults import software_of
+from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.error_statistics import group_by
+from clustersim.validation.framework_defaults import framework_defaults
 from clustersim.validation.megatron_notes import stated_dimensions
-from clustersim.validation.steps import factors_of, read_steps, scenario_of
+from clustersim.validation.steps import build_scenario, error_groupings, read_steps
 
-SHIPPED: Final = PUBLISHED / "memory.csv"
-NEEDED: Final = (
+PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "memory.csv"
+REQUIRED_COLUMNS: Final = (
     *("case_id", "source", "gpu", "n_gpus", "model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp"),
     *("precision", "quantity", "rank", "bytes"),
 )
 QUANTITIES: Final = ("peak_allocated", "peak_reserved", "allocated_at_log", "nvidia_smi_used")
-_MODEL: Final = ("layers", "hidden", "ffn_hidden", "mlp", "heads", "kv_heads", "head_dim", "vocab", "tied_embeddings")
-_FULLEST: Final = ("", "max", "max over ranks", "max over stages")
-_ENDS: Final = "max of first and last stage"
+_MODEL_COLUMNS: Final = (
+    "layers",
+    "hidden",
+    "ffn_hidden",
+    "mlp",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "vocab",
+    "tied_embeddings",
+)
+_PEAK_RANK_NAMES: Final = ("", "max", "max over ranks", "max over stages")
+_FIRST_AND_LAST_STAGE: Final = "max of first and last stage"
 _UNKNOWN_RANK: Final = re.compile(r"inferred:[^;]*which rank")  # as a row's notes say it
-_STAND_IN: Final = "h100-sxm-80gb"
-_OF_THE_ALLOCATOR: Final = ("peak_allocated", "peak_reserved", "allocated_at_log")
+_SUBSTITUTE_GPU: Final = "h100-sxm-80gb"
+_ALLOCATOR_QUANTITIES: Final = ("peak_allocated", "peak_reserved", "allocated_at_log")
 _UNKNOWN: Final = ("", "unknown")
-_OF_A_ROW: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
-_OUTSIDE: Final = (MemoryCategory.COMMUNICATION, MemoryCategory.CONTEXT)  # not the framework's allocator's
-_BETWEEN_STEPS: Final = (*SHARDED_CATEGORIES, MemoryCategory.MESSAGES, MemoryCategory.WORKSPACE)
-_FITS: Final = {"yes": True, "oom": False, "no": False}
-_DIGITS: Final = 9  # that a rank's number has fewer than
-_FRESH: Final = 4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
+_SAMPLE_COLUMNS: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
+_OUTSIDE_ALLOCATOR: Final = (MemoryCategory.COMMUNICATION, MemoryCategory.CONTEXT)  # not the framework's allocator's
+_PERSISTENT_CATEGORIES: Final = (*SHARDED_CATEGORIES, MemoryCategory.MESSAGES, MemoryCategory.WORKSPACE)
+_FIT_BY_TEXT: Final = {"yes": True, "oom": False, "no": False}
+_MAX_RANK_DIGITS: Final = 9  # that a rank's number has fewer than
+_MICROBATCHES_PER_STAGE: Final = (
+    4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MemoryFitVerdict:
     """Whether a run fits in memory: as its source states it, and as predicted (None: skipped, with the reason)."""
 
     case_id: str
     source: str
     stated: bool
     predicted: bool | None = None
-    skipped: str | None = None
-    expressible: bool = True
+    skip_reason: str | None = None
+    is_expressible: bool = True
 
     @property
-    def right(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether there is a prediction and it is what is stated."""
         return self.predicted is self.stated
 
 
 @dataclass(frozen=True)
-class Holding:
+class RunMemory:
     """What the ranks of a run hold: the ledgers of its pipeline ranks."""
 
     scenario: Scenario
     ledgers: tuple[MemoryLedger, ...]
 
-    def of(self, case: Case) -> Bytes:
+    def bytes_for(self, case: ValidationCase) -> Bytes:
         """Bytes of the quantity that a row measures."""
-        quantity = _quantity(case)
-        return max(_bytes(self.ledgers[stage], quantity) for stage in self._stages(case))
+        quantity = _supported_quantity(case)
+        return max(_quantity_bytes(self.ledgers[stage], quantity) for stage in self._matching_stages(case))
 
     @property
-    def fits(self) -> bool:
+    def fits_in_memory(self) -> bool:
         """Whether the fullest device has room for all that it holds."""
         return max(ledger.peak for ledger in self.ledgers) <= self.scenario.cluster.accelerator.memory_bytes
 
-    def _stages(self, case: Case) -> Iterable[int]:
+    def _matching_stages(self, case: ValidationCase) -> Iterable[int]:
         """The pipeline ranks of which a row's is the fullest: a rank of the run, a stage by name, or any."""
         rank, stages = case.text("rank").lower(), len(self.ledgers)
-        if not rank and _UNKNOWN_RANK.search(case.text("notes")) and software_of(case).logs_last_rank:
+        if not rank and _UNKNOWN_RANK.search(case.text("notes")) and framework_defaults(case).logs_last_rank:
             return (stages - 1,)
-        if rank in _FULLEST:
+        if rank in _PEAK_RANK_NAMES:
             return range(stages)
-        if rank.isdecimal() and len(rank) < _DIGITS and int(rank) < self.scenario.layout.world_size:
+        if rank.isdecimal() and len(rank) < _MAX_RANK_DIGITS and int(rank) < self.scenario.layout.world_size:
             return (int(self._stage_of_rank[int(rank)]),)
-        named = {"first pipeline stage": (0,), "last pipeline stage": (stages - 1,), _ENDS: (0, stages - 1)}
-        named |= {f"stage {stage}": (stage,) for stage in range(stages)}
-        if rank not in named:
-            raise CannotPredictError(f"line {case.line}: rank {rank} is none of the run's", owed=False)
-        return named[rank]
+        stages_by_name = {
+            "first pipeline stage": (0,),
+            "last pipeline stage": (stages - 1,),
+            _FIRST_AND_LAST_STAGE: (0, stages - 1),
+        }
+        stages_by_name |= {f"stage {stage}": (stage,) for stage in range(stages)}
+        if rank not in stages_by_name:
+            raise CannotPredictError(f"line {case.line_number}: rank {rank} is none of the run's", is_expressible=False)
+        return stages_by_name[rank]
 
     @cached_property
     def _stage_of_rank(self) -> list[int]:
@@ -113,195 +129,204 @@ class Holding:
         return stages
 
 
-def read_memory(path: Path = SHIPPED) -> list[Case]:
+def read_memory(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
     """The rows of a table of memory."""
-    return read_cases(path, NEEDED)
+    return read_cases(path, REQUIRED_COLUMNS)
 
 
-def compare_memory(cases: Sequence[Case]) -> list[Comparison]:
+def compare_memory(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
     """Predict every row, in bytes; rows of one run are predicted together."""
-    found = dict(pair for run in _runs(cases) for pair in _compared(run))
-    return [found[number] for number in range(len(cases))]
+    comparisons = dict(pair for run in _group_runs(cases) for pair in _compare_run(run))
+    return [comparisons[case_index] for case_index in range(len(cases))]
 
 
-def fits_right(cases: Sequence[Case]) -> list[Verdict]:
+def judge_memory_fit(cases: Sequence[ValidationCase]) -> list[MemoryFitVerdict]:
     """Whether every run that states that it fits (`yes`) or does not (`oom`) is predicted to."""
-    return [_judged(run) for run in _runs(cases) if any(map(_judgeable, (case for _, case in run)))]
+    return [_judge_run(run) for run in _group_runs(cases) if any(map(_states_fit, (case for _, case in run)))]
 
 
-Run = list[tuple[int, Case]]  # a run's rows, with their numbers in the table
+IndexedCases = list[tuple[int, ValidationCase]]  # a run's rows, with their numbers in the table
 
 
-def _runs(cases: Sequence[Case]) -> list[Run]:
+def _group_runs(cases: Sequence[ValidationCase]) -> list[IndexedCases]:
     """Rows, with all that is known of their runs, together where they are of one run."""
-    known = _Known.shipped()
-    rows = [(number, known.completed(case)) for number, case in enumerate(cases)]
-    return list(grouped(rows, lambda row: _identity(row[1])).values())
+    catalog = _RunCatalog.from_published()
+    indexed_cases = [(case_index, catalog.fill_in(case)) for case_index, case in enumerate(cases)]
+    return list(group_by(indexed_cases, lambda row: _run_key(row[1])).values())
 
 
-def _identity(case: Case) -> tuple[tuple[str, str], ...]:
-    return tuple(_run(case).items())
+def _run_key(case: ValidationCase) -> tuple[tuple[str, str], ...]:
+    return tuple(_run_cells(case).items())
 
 
-def _compared(run: Run) -> list[tuple[int, Comparison]]:
+def _compare_run(run: IndexedCases) -> list[tuple[int, CaseComparison]]:
     """Every row of a run, with its number."""
     try:
-        held = _holding(run[0][1])
-    except CannotPredictError as refusal:
-        return [(number, _skipped(case, refusal)) for number, case in run]
-    return [(number, _comparison(case, held)) for number, case in run]
+        memory = _simulate_memory(run[0][1])
+    except CannotPredictError as error:
+        return [(case_index, _skipped_comparison(case, error)) for case_index, case in run]
+    return [(case_index, _compare_case(case, memory)) for case_index, case in run]
 
 
-def _comparison(case: Case, held: Holding) -> Comparison:
+def _compare_case(case: ValidationCase, memory: RunMemory) -> CaseComparison:
     try:
-        measured, predicted = _measured(case), held.of(case)
-    except CannotPredictError as refusal:
-        return _skipped(case, refusal)
-    known = (case.text("case_id"), case.text("source"), measured)
-    fits = held.fits if _judgeable(case) else None
-    return Comparison(*known, predicted, factors=_factors(case), fits=fits)
+        measured, predicted = _measured_bytes(case), memory.bytes_for(case)
+    except CannotPredictError as error:
+        return _skipped_comparison(case, error)
+    identity = (case.text("case_id"), case.text("source"), measured)
+    fits_in_memory = memory.fits_in_memory if _states_fit(case) else None
+    return CaseComparison(*identity, predicted, groupings=_groupings(case), fits_in_memory=fits_in_memory)
 
 
-def _skipped(case: Case, refusal: CannotPredictError) -> Comparison:
+def _skipped_comparison(case: ValidationCase, error: CannotPredictError) -> CaseComparison:
     try:
-        measured = _measured(case)
-    except CannotPredictError as unmeasured:
-        measured, refusal = math.nan, unmeasured
-    known = (case.text("case_id"), case.text("source"), measured)
-    return Comparison(*known, skipped=str(refusal), expressible=refusal.owed, factors=_factors(case))
+        measured = _measured_bytes(case)
+    except CannotPredictError as measurement_error:
+        measured, error = math.nan, measurement_error
+    identity = (case.text("case_id"), case.text("source"), measured)
+    return CaseComparison(
+        *identity, skip_reason=str(error), is_expressible=error.is_expressible, groupings=_groupings(case)
+    )
 
 
-def _factors(case: Case) -> dict[str, str]:
-    return {"quantity": case.text("quantity") or "not stated"} | factors_of(case)
+def _groupings(case: ValidationCase) -> dict[str, str]:
+    return {"quantity": case.text("quantity") or "not stated"} | error_groupings(case)
 
 
-def _measured(case: Case) -> Bytes:
-    if not case.text("bytes") and _FITS.get(case.text("fits").lower()) is False:
-        raise CannotPredictError("it ran out of memory, so that no bytes were measured", owed=False)
-    return case.number("bytes")
+def _measured_bytes(case: ValidationCase) -> Bytes:
+    if not case.text("bytes") and _FIT_BY_TEXT.get(case.text("fits").lower()) is False:
+        raise CannotPredictError("it ran out of memory, so that no bytes were measured", is_expressible=False)
+    return case.positive_float("bytes")
 
 
-def _judgeable(case: Case) -> bool:
+def _states_fit(case: ValidationCase) -> bool:
     """Whether a row says whether its run fits, on a GPU that it names."""
-    return case.text("fits").lower() in _FITS and case.text("gpu") not in _UNKNOWN
+    return case.text("fits").lower() in _FIT_BY_TEXT and case.text("gpu") not in _UNKNOWN
 
 
-def _judged(run: Run) -> Verdict:
-    case = next(case for _, case in run if _judgeable(case))
-    of, stated = (case.text("case_id"), case.text("source")), _FITS[case.text("fits").lower()]
+def _judge_run(run: IndexedCases) -> MemoryFitVerdict:
+    case = next(case for _, case in run if _states_fit(case))
+    identity, stated = (case.text("case_id"), case.text("source")), _FIT_BY_TEXT[case.text("fits").lower()]
     try:
-        return Verdict(*of, stated, _holding(case).fits)
-    except CannotPredictError as refusal:
-        return Verdict(*of, stated, None, str(refusal), refusal.owed)
+        return MemoryFitVerdict(*identity, stated, _simulate_memory(case).fits_in_memory)
+    except CannotPredictError as error:
+        return MemoryFitVerdict(*identity, stated, None, str(error), error.is_expressible)
 
 
-def _quantity(case: Case) -> str:
+def _supported_quantity(case: ValidationCase) -> str:
     """What a row measures; raise CannotPredictError for what is computed by a formula or not modelled."""
     quantity = case.text("quantity")
     if quantity not in QUANTITIES:
-        raise CannotPredictError(f"quantity {quantity or 'is not stated'}: not measured or not modelled", owed=False)
+        raise CannotPredictError(
+            f"quantity {quantity or 'is not stated'}: not measured or not modelled", is_expressible=False
+        )
     return quantity
 
 
-def _holding(case: Case) -> Holding:
+def _simulate_memory(case: ValidationCase) -> RunMemory:
     """The ledgers of a run; raise CannotPredictError where there is no scenario of it."""
     if case.text("gpu") in _UNKNOWN:
-        if _quantity(case) not in _OF_THE_ALLOCATOR:
-            raise CannotPredictError("gpu is not stated", owed=False)
-        case = Case({**case.cells, "gpu": _STAND_IN}, case.line)
+        if _supported_quantity(case) not in _ALLOCATOR_QUANTITIES:
+            raise CannotPredictError("gpu is not stated", is_expressible=False)
+        case = ValidationCase({**case.cells, "gpu": _SUBSTITUTE_GPU}, case.line_number)
     if not case.text("layers"):
         model = case.text("model") or "without a name"
-        raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", owed=False)
-    scenario = scenario_of(case)
-    return Holding(scenario, memory_timelines(scenario))
+        raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", is_expressible=False)
+    scenario = build_scenario(case)
+    return RunMemory(scenario, memory_timelines(scenario))
 
 
-def _bytes(rank: MemoryLedger, quantity: str) -> Bytes:
+def _quantity_bytes(ledger: MemoryLedger, quantity: str) -> Bytes:
     """What a quantity counts of a pipeline rank's ledger."""
-    parts = rank.peak_by_category()
+    bytes_by_category = ledger.peak_by_category()
     if quantity == "nvidia_smi_used":
-        return sum(parts.values())
+        return sum(bytes_by_category.values())
     if quantity == "allocated_at_log":
-        return sum(parts[category] for category in _BETWEEN_STEPS)
-    outside = (*_OUTSIDE, *(() if quantity == "peak_reserved" else (MemoryCategory.FRAGMENTATION,)))
-    return sum(size for category, size in parts.items() if category not in outside)
+        return sum(bytes_by_category[category] for category in _PERSISTENT_CATEGORIES)
+    outside = (*_OUTSIDE_ALLOCATOR, *(() if quantity == "peak_reserved" else (MemoryCategory.FRAGMENTATION,)))
+    return sum(size for category, size in bytes_by_category.items() if category not in outside)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _RunCatalog:
     """What shipped steps and memory say of runs by `case_id`, and steps of models by name."""
 
-    runs: Mapping[str, Mapping[str, str]]
-    models: Mapping[str, Mapping[str, str]]
+    runs_by_case_id: Mapping[str, Mapping[str, str]]
+    models_by_name: Mapping[str, Mapping[str, str]]
 
     @classmethod
-    def shipped(cls) -> "_Known":
+    def from_published(cls) -> "_RunCatalog":
         steps = read_steps()
-        held = {case.text("case_id"): _run(case) for case in read_memory()}
-        runs = held | {case.text("case_id"): case.cells for case in steps}
-        named = grouped(steps, lambda case: _bare(case.text("model")))
-        presets = {
-            _bare(name): _dimensions(model_preset.model)
+        memory_runs = {case.text("case_id"): _run_cells(case) for case in read_memory()}
+        all_runs = memory_runs | {case.text("case_id"): case.cells for case in steps}
+        steps_by_model = group_by(steps, lambda case: _normalize_name(case.text("model")))
+        preset_models = {
+            _normalize_name(name): _preset_cells(model_preset.model)
             for name, model_preset in PRESETS.items()
-            if _sayable(model_preset.model)
+            if _is_expressible(model_preset.model)
         }
-        return cls(runs, {name: _agreed(same) for name, same in named.items()} | presets)
+        return cls(
+            all_runs,
+            {name: _common_dimensions(model_cases) for name, model_cases in steps_by_model.items()} | preset_models,
+        )
 
-    def completed(self, case: Case) -> Case:
+    def fill_in(self, case: ValidationCase) -> ValidationCase:
         """The row with what it leaves out; its own cells stay."""
         stated = {column: text for column, text in case.cells.items() if text}
-        run = {column: text for column, text in self.runs.get(case.text("case_id"), {}).items() if text}
-        known = {**run, **stated}
-        cells = known if "layers" in known else {**self._model(stated), **known}
-        return Case({**case.cells, **_defaults(Case(cells, case.line)), **cells}, case.line)
+        run = {column: text for column, text in self.runs_by_case_id.get(case.text("case_id"), {}).items() if text}
+        merged = {**run, **stated}
+        cells = merged if "layers" in merged else {**self._model_cells(stated), **merged}
+        return ValidationCase(
+            {**case.cells, **_default_degrees(ValidationCase(cells, case.line_number)), **cells}, case.line_number
+        )
 
-    def _model(self, stated: Mapping[str, str]) -> Mapping[str, str]:
-        said = stated_dimensions(stated.get("notes", ""), stated.get("tp", ""))
-        return said or self.models.get(_bare(stated.get("model", "")), {})
+    def _model_cells(self, stated: Mapping[str, str]) -> Mapping[str, str]:
+        dimensions = stated_dimensions(stated.get("notes", ""), stated.get("tp", ""))
+        return dimensions or self.models_by_name.get(_normalize_name(stated.get("model", "")), {})
 
 
-def _run(case: Case) -> Mapping[str, str]:
+def _run_cells(case: ValidationCase) -> Mapping[str, str]:
     """What a row of memory says of its run."""
-    return {column: text for column, text in case.cells.items() if column not in _OF_A_ROW}
+    return {column: text for column, text in case.cells.items() if column not in _SAMPLE_COLUMNS}
 
 
-def _bare(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """A model's name by which others find it, as `Llama3.1-8B` finds `llama3-8b` (3.1 kept the dimensions of 3)."""
     return "".join(letter for letter in name.lower().replace("3.1", "3") if letter.isalnum())
 
 
-def _sayable(model: TransformerModel) -> bool:
+def _is_expressible(model: TransformerModel) -> bool:
     """Whether a row's cells say what the model is: layers that are all alike, dense, pre-norm, without windows."""
-    plain = all(spec.block is BlockForm.PRE_NORM for spec in model.distinct_specs) and not model.embedding_norm
-    plain = plain and not model.distinct_moes
-    usual = all(
-        distinct_attention.window is None and distinct_attention.qk_norm is None and not distinct_attention.softcap
-        for distinct_attention in model.distinct_attentions
+    is_plain = all(spec.block is BlockForm.PRE_NORM for spec in model.distinct_specs) and not model.embedding_norm
+    is_plain = is_plain and not model.distinct_moes
+    has_plain_attention = all(
+        attention.window is None and attention.qk_norm is None and not attention.softcap
+        for attention in model.distinct_attentions
     )
-    alike = len(model.stack) == 1 and not model.distinct_moes
-    return alike and plain and usual and model.positions is not PositionEncoding.ALIBI
+    is_uniform = len(model.stack) == 1 and not model.distinct_moes
+    return is_uniform and is_plain and has_plain_attention and model.positions is not PositionEncoding.ALIBI
 
 
-def _dimensions(model: TransformerModel) -> Mapping[str, str]:
+def _preset_cells(model: TransformerModel) -> Mapping[str, str]:
     """The cells of a preset."""
-    found = uniform_dimensions(model)
-    said = {"ffn_hidden": str(found["ffn"]), "mlp": found["mlp"].value, "vocab": str(model.vocab)}
-    said |= {column: str(found[column]) for column in ("layers", "hidden", "heads", "kv_heads", "head_dim")}
-    return said | {"tied_embeddings": "yes" if model.tied_embeddings else "no"}
+    values = uniform_dimensions(model)
+    cells = {"ffn_hidden": str(values["ffn"]), "mlp": values["mlp"].value, "vocab": str(model.vocab)}
+    cells |= {column: str(values[column]) for column in ("layers", "hidden", "heads", "kv_heads", "head_dim")}
+    return cells | {"tied_embeddings": "yes" if model.tied_embeddings else "no"}
 
 
-def _agreed(same: Sequence[Case]) -> Mapping[str, str]:
+def _common_dimensions(cases: Sequence[ValidationCase]) -> Mapping[str, str]:
     """The dimensions of a model, if all rows have the same."""
-    found = {tuple(case.text(column) for column in _MODEL) for case in same}
-    return dict(zip(_MODEL, found.pop(), strict=True)) if len(found) == 1 else {}
+    variants = {tuple(case.text(column) for column in _MODEL_COLUMNS) for case in cases}
+    return dict(zip(_MODEL_COLUMNS, variants.pop(), strict=True)) if len(variants) == 1 else {}
 
 
-def _defaults(case: Case) -> dict[str, str]:
+def _default_degrees(case: ValidationCase) -> dict[str, str]:
     """What dp and the batch are, where the other axes are known."""
     try:
-        gpus, micro = case.whole("n_gpus"), case.whole("micro_batch")
-        replica = math.prod(case.whole(axis.name, 1) for axis in BASE_AXES if axis is not DATA)
-        dp, pp = case.whole(DATA.name, max(1, gpus // replica)), case.whole(PIPELINE.name, 1)
+        gpus, micro = case.positive_int("n_gpus"), case.positive_int("micro_batch")
+        ranks_per_replica = math.prod(case.positive_int(axis.name, 1) for axis in BASE_AXES if axis is not DATA)
+        dp, pp = case.positive_int(DATA.name, max(1, gpus // ranks_per_replica)), case.positive_int(PIPELINE.name, 1)
     except CannotPredictError:
         return {}
-    return {DATA.name: str(dp), "global_batch": str(dp * micro * (1 if pp == 1 else _FRESH * pp))}
+    return {DATA.name: str(dp), "global_batch": str(dp * micro * (1 if pp == 1 else _MICROBATCHES_PER_STAGE * pp))}

@@ -20,91 +20,102 @@ from clustersim.model.kernels import Kernel
 from clustersim.parallel.tensor_parallel import backward_operations, forward_operations
 from clustersim.program.task import CommOp, Operation, TokenDispatcher
 from clustersim.scenario import Scenario
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.cluster_lookup import PLACES
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.cluster_lookup import CLUSTER_BY_GPU
 
-_SIZES: Final = re.compile(r"hidden (\d+), moe ffn (\d+), (\d+) experts top-(\d+)")
-_GROUPS: Final = re.compile(r"group-limited (\d+) of (\d+)")
-_RANKS: Final = re.compile(r"(\d+) GPUs, EP(\d+), ETP1, TP1")
-_BY: Final = re.compile(r"dispatcher (\w+)")
-_DISPATCHERS: Final = {
+_SIZES_NOTE: Final = re.compile(r"hidden (\d+), moe ffn (\d+), (\d+) experts top-(\d+)")
+_EXPERT_GROUPS_NOTE: Final = re.compile(r"group-limited (\d+) of (\d+)")
+_RANKS_NOTE: Final = re.compile(r"(\d+) GPUs, EP(\d+), ETP1, TP1")
+_DISPATCHER_NOTE: Final = re.compile(r"dispatcher (\w+)")
+_DISPATCHER_BY_NAME: Final = {
     "a2a": TokenDispatcher.ALL_TO_ALL,
     "deepep": TokenDispatcher.DEEPEP,
     "hybridep": TokenDispatcher.HYBRIDEP,
     "allgather": TokenDispatcher.ALL_GATHER,
 }
-_PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {"bf16": {}, "fp8 blockwise": {"compute": "fp8-blockwise"}}
-_OF_THE_MIXTURE: Final = ("mlp.", "experts.")
-_BESIDE: Final = ("mlp.norm", "mlp.residual")
-_SUMS: Final = ".accumulate"  # of gradients: there is nothing to add to
+_PRECISION_BY_DTYPE: Final[Mapping[str, Mapping[str, str]]] = {
+    "bf16": {},
+    "fp8 blockwise": {"compute": "fp8-blockwise"},
+}
+_MOE_KERNEL_PREFIXES: Final = ("mlp.", "experts.")
+_EXCLUDED_PREFIXES: Final = ("mlp.norm", "mlp.residual")
+_ACCUMULATE_SUFFIX: Final = ".accumulate"  # of gradients: there is nothing to add to
 
 
-def layer_parts(case: Case) -> Mapping[str, Seconds]:
+def moe_layer_breakdown(case: ValidationCase) -> Mapping[str, Seconds]:
     """Seconds of each kernel and exchange of a row, by name; raise CannotPredictError for other layers."""
-    ways, way = {"fwd": forward_operations, "bwd": backward_operations}, case.text("direction")
-    if way not in ways or case.text("dtype") not in _PRECISIONS:
-        raise CannotPredictError(f"layers {way or 'both ways'} in {case.text('dtype')} are not modelled", owed=False)
-    scenario = Scenario.from_mapping(_mapping(case), default_name=case.text("case_id"))
-    assembly = build_simulation(scenario)
-    ((spec, layer),) = assembly.plan.layer_by_spec.items()
-    return _timed(scenario, assembly, ways[way](layer, assembly.plan.layer_sharding(spec)))
+    passes, direction = {"fwd": forward_operations, "bwd": backward_operations}, case.text("direction")
+    if direction not in passes or case.text("dtype") not in _PRECISION_BY_DTYPE:
+        raise CannotPredictError(
+            f"layers {direction or 'both ways'} in {case.text('dtype')} are not modelled", is_expressible=False
+        )
+    scenario = Scenario.from_mapping(_scenario_mapping(case), default_name=case.text("case_id"))
+    simulation = build_simulation(scenario)
+    ((spec, layer),) = simulation.plan.layer_by_spec.items()
+    return _operation_seconds(scenario, simulation, passes[direction](layer, simulation.plan.layer_sharding(spec)))
 
 
-def _timed(scenario: Scenario, assembly: PreparedSimulation, operations: Iterable[Operation]) -> Mapping[str, Seconds]:
-    source, parts = Roofline(scenario.cluster.accelerator), {}
-    for does in (operation.body for operation in operations):
-        match does:
+def _operation_seconds(
+    scenario: Scenario, simulation: PreparedSimulation, operations: Iterable[Operation]
+) -> Mapping[str, Seconds]:
+    roofline, seconds_by_name = Roofline(scenario.cluster.accelerator), {}
+    for body in (operation.body for operation in operations):
+        match body:
             case CommOp(routing=routing) if routing is not None:
-                parts[does.name] = float(assembly.cost.comm_timing_by_group(does).seconds.max())
-            case Kernel(name=name) if _counts(name):
-                parts[name] = parts.get(name, 0.0) + source.time_kernel(does).seconds
-    return parts
+                seconds_by_name[body.name] = float(simulation.cost.comm_timing_by_group(body).seconds.max())
+            case Kernel(name=name) if _is_timed(name):
+                seconds_by_name[name] = seconds_by_name.get(name, 0.0) + roofline.time_kernel(body).seconds
+    return seconds_by_name
 
 
-def _counts(name: str) -> bool:
-    return name.startswith(_OF_THE_MIXTURE) and not name.startswith(_BESIDE) and not name.endswith(_SUMS)
+def _is_timed(name: str) -> bool:
+    return (
+        name.startswith(_MOE_KERNEL_PREFIXES)
+        and not name.startswith(_EXCLUDED_PREFIXES)
+        and not name.endswith(_ACCUMULATE_SUFFIX)
+    )
 
 
-def _mapping(case: Case) -> dict[str, Any]:
+def _scenario_mapping(case: ValidationCase) -> dict[str, Any]:
     """A step of a model of one such layer, of one sequence on each rank."""
-    hidden, ffn, experts, top_k = _numbers(case, _SIZES)
-    gpus, ep = _numbers(case, _RANKS)
-    by = _BY.search(case.text("notes"))
-    if by is None or by[1] not in _DISPATCHERS:
-        raise CannotPredictError("the dispatcher is not stated", owed=False)
-    mixture = {"count": experts, "top_k": top_k, "ffn": ffn, **_groups(case)}
+    hidden, ffn, experts, top_k = _parse_sizes(case, _SIZES_NOTE)
+    gpus, ep = _parse_sizes(case, _RANKS_NOTE)
+    dispatcher = _DISPATCHER_NOTE.search(case.text("notes"))
+    if dispatcher is None or dispatcher[1] not in _DISPATCHER_BY_NAME:
+        raise CannotPredictError("the dispatcher is not stated", is_expressible=False)
+    moe_config = {"count": experts, "top_k": top_k, "ffn": ffn, **_expert_group_config(case)}
     heads = hidden // 128
     sizes = {"layers": 1, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": 128 * gpus, "mlp": "swiglu"}
     return {
-        "model": {**sizes, "experts": mixture},
-        "cluster": {"name": _cluster(case), "gpus": gpus},
-        "layout": {"ep": ep, "dispatcher": _DISPATCHERS[by[1]].value},
+        "model": {**sizes, "experts": moe_config},
+        "cluster": {"name": _cluster_name(case), "gpus": gpus},
+        "layout": {"ep": ep, "dispatcher": _DISPATCHER_BY_NAME[dispatcher[1]].value},
         "training": {
-            "sequence": case.whole("m"),
+            "sequence": case.positive_int("m"),
             "global_batch": gpus,
-            "precision": {**_PRECISIONS[case.text("dtype")], "gradients": "bf16"},
+            "precision": {**_PRECISION_BY_DTYPE[case.text("dtype")], "gradients": "bf16"},
             "overheads": {"accumulation": "added", "router_unfused": False, "permute_unfused": False},
         },
         "framework": "megatron",
     }
 
 
-def _groups(case: Case) -> dict[str, Any]:
-    found = _GROUPS.search(case.text("notes"))
-    if found is None:
+def _expert_group_config(case: ValidationCase) -> dict[str, Any]:
+    match = _EXPERT_GROUPS_NOTE.search(case.text("notes"))
+    if match is None:
         return {}
-    return {"limit": int(found[1]), "groups": int(found[2]), "router": "sigmoid", "router_bias": True}
+    return {"limit": int(match[1]), "groups": int(match[2]), "router": "sigmoid", "router_bias": True}
 
 
-def _numbers(case: Case, words: re.Pattern[str]) -> tuple[int, ...]:
-    found = words.search(case.text("notes"))
-    if found is None:
-        raise CannotPredictError("sizes of the layer or its ranks are not stated", owed=False)
-    return tuple(int(group) for group in found.groups())
+def _parse_sizes(case: ValidationCase, pattern: re.Pattern[str]) -> tuple[int, ...]:
+    match = pattern.search(case.text("notes"))
+    if match is None:
+        raise CannotPredictError("sizes of the layer or its ranks are not stated", is_expressible=False)
+    return tuple(int(group) for group in match.groups())
 
 
-def _cluster(case: Case) -> str:
+def _cluster_name(case: ValidationCase) -> str:
     gpu = case.text("gpu")
-    if gpu not in PLACES:
-        raise CannotPredictError(f"gpu {gpu or 'is not stated'}: no cluster of it is known", owed=False)
-    return PLACES[gpu].cluster
+    if gpu not in CLUSTER_BY_GPU:
+        raise CannotPredictError(f"gpu {gpu or 'is not stated'}: no cluster of it is known", is_expressible=False)
+    return CLUSTER_BY_GPU[gpu].cluster_name

@@ -18,12 +18,12 @@ from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAtt
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.framework_defaults import Software, wide_format
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.framework_defaults import FrameworkDefaults, high_precision_format
 
-_CUT: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
-_FIRST_DENSE: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
-_DISPATCHERS: Final = (  # as notes name them
+_ETP_NOTE: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
+_DENSE_LAYER_NOTES: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
+_DISPATCHER_NOTES: Final = (  # as notes name them
     (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), TokenDispatcher.DEEPEP),
     (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), TokenDispatcher.HYBRIDEP),
     (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), TokenDispatcher.ALL_GATHER),
@@ -31,29 +31,29 @@ _DISPATCHERS: Final = (  # as notes name them
 )
 
 
-_BESIDE: Final = re.compile(
+_A2A_OVERLAP_NOTE: Final = re.compile(
     r"\b(?:A2A|EP) overlap\b|expert-parallel communication overlap on|moe_a2a_overlap", re.IGNORECASE
 )
 # Megatron Bridge's `moe_a2a_overlap` sets both (`_set_moe_a2a_overlap_overrides` of its performance recipes)
-_PUT_OFF: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
-_CAPACITY: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
-PLAIN: Final = TokenDispatcher.ALL_TO_ALL.value
+_DELAYED_WGRAD_NOTE: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
+_CAPACITY_NOTE: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
+DEFAULT_DISPATCHER: Final = TokenDispatcher.ALL_TO_ALL.value
 """The dispatcher of software whose recipes say nothing else."""
-_LOOP: Final = "experts one after the other"
+_SEQUENTIAL_EXPERTS_NOTE: Final = "experts one after the other"
 # of Hybrid-EP in recipes that were timed: NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/
 # overrides.py (`moe_hybridep_num_sms`)
-_RECIPES_SMS: Final = 32
-_TIMED: Final = re.compile(r"\brecipe |full.iteration")
-FUSED_MLP: Final = "cutedsl_fused_grouped_mlp=True"  # as notes have it of Megatron Bridge's recipes
-_LATENT: Final = re.compile(r"latent[ -]attention")
-_UNMODELLED: Final = {  # as notes say it
+_RECIPE_SM_COUNT: Final = 32
+_TIMED_RECIPE_NOTE: Final = re.compile(r"\brecipe |full.iteration")
+FUSED_MLP_NOTE: Final = "cutedsl_fused_grouped_mlp=True"  # as notes have it of Megatron Bridge's recipes
+_MLA_NOTE: Final = re.compile(r"latent[ -]attention")
+_UNSUPPORTED_NOTES: Final = {  # as notes say it
     "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
-RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
+RECIPE_NOTE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
 # moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
 # (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
-_OF_RECIPES: Final = {
+_RECIPE_DISPATCHERS: Final = {
     ("deepseek-v3", ""): TokenDispatcher.HYBRIDEP,
     ("gpt-oss-120b", "b200"): TokenDispatcher.HYBRIDEP,
     ("gpt-oss-120b", "b300"): TokenDispatcher.HYBRIDEP,
@@ -62,139 +62,141 @@ _OF_RECIPES: Final = {
 # whose recipes give the loss of routers' load a coefficient: moe_aux_loss_coeff in Megatron Bridge's
 # src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
 # Megatron-MoE-ModelZoo's model_configs/benchmarking
-_BALANCED: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
+_AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
 # whose recipes of Megatron Bridge keep moments in bf16 (exp_avg_dtype) and run shared experts beside the all-to-all
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
-_NARROW: Final = ("deepseek-v3", "moonlight-16b-a3b")
+_BF16_MOMENT_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
 # moe_router_fusion is off in recipes of Megatron Bridge but for those that were timed (set_*_common_configs of
 # scripts/performance/configs); of Moonlight none was, nor of finetuning
-_UNTUNED: Final = ("moonlight-16b-a3b",)
-_FINETUNED: Final = re.compile(r"\bSFT\b")
-_UNFUSED: Final = "permute fusion off"
+_UNFUSED_ROUTER_MODELS: Final = ("moonlight-16b-a3b",)
+_FINETUNING_NOTE: Final = re.compile(r"\bSFT\b")
+_UNFUSED_PERMUTE_NOTE: Final = "permute fusion off"
 
 
-def public_model(case: Case) -> str | None:
+def matching_preset(case: ValidationCase) -> str | None:
     """The preset that has all dimensions that a row states, whatever its name; None: there is none.
 
     Of several, that with the nearest vocabulary.
     """
-    agreeing = {
-        name: abs(model.vocab - case.whole("vocab")) for name, model in _mixtures().items() if _agree(case, model)
+    vocab_distance = {
+        name: abs(model.vocab - case.positive_int("vocab"))
+        for name, model in _moe_presets().items()
+        if _matches(case, model)
     }
-    return min(agreeing, key=agreeing.__getitem__, default=None)
+    return min(vocab_distance, key=vocab_distance.__getitem__, default=None)
 
 
-def require_mixture(case: Case, preset: str | None) -> None:
+def require_expressible_moe(case: ValidationCase, preset: str | None) -> None:
     """Refuse what cannot be said of a mixture's run; columns alone do not say latent attention."""
-    reasons = [reason for words, reason in _UNMODELLED.items() if words in case.text("notes")]
-    if preset is None and _LATENT.search(case.text("notes")):
+    reasons = [reason for note, reason in _UNSUPPORTED_NOTES.items() if note in case.text("notes")]
+    if preset is None and _MLA_NOTE.search(case.text("notes")):
         reasons.append("latent attention of a model that is not shipped")
     if reasons:
         raise CannotPredictError(reasons[0])
 
 
-def dense_width(case: Case) -> int:
+def dense_ffn_size(case: ValidationCase) -> int:
     """Width of a mixture's dense layers; of its experts where it has none of these."""
-    dense = _first_dense(case) or not case.text("moe_ffn_hidden")
-    return case.whole("ffn_hidden" if dense else "moe_ffn_hidden")
+    uses_dense_column = _dense_layer_count(case) or not case.text("moe_ffn_hidden")
+    return case.positive_int("ffn_hidden" if uses_dense_column else "moe_ffn_hidden")
 
 
-def experts_overheads(case: Case, software: Software) -> dict[str, Any]:
+def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
-    notes, preset = case.text("notes"), public_model(case)
-    said = {
-        "router_loss": (True, preset in _BALANCED and software.balances),
-        "permute_unfused": (_UNFUSED in notes, _UNFUSED in notes or software.fused_routing),
-        "router_unfused": (not software.fused_routing, software.fused_routing or _router_unfused(case, software)),
-        "grouping": ("fused", True) if FUSED_MLP in notes else ("loop", _in_a_loop(notes)),
+    notes, preset = case.text("notes"), matching_preset(case)
+    candidates = {
+        "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
+        "permute_unfused": (_UNFUSED_PERMUTE_NOTE in notes, _UNFUSED_PERMUTE_NOTE in notes or defaults.fused_routing),
+        "router_unfused": (not defaults.fused_routing, defaults.fused_routing or _has_unfused_router(case, defaults)),
+        "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
-    found = {key: value for key, (value, applies) in said.items() if applies}
-    return {"overheads": found} if found else {}
+    overheads = {key: value for key, (value, applies) in candidates.items() if applies}
+    return {"overheads": overheads} if overheads else {}
 
 
-def _in_a_loop(notes: str) -> bool:
-    return _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
+def _runs_experts_sequentially(notes: str) -> bool:
+    return _SEQUENTIAL_EXPERTS_NOTE in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
 
 
-def experts_formats(case: Case, software: Software) -> dict[str, str]:
+def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
     """In which formats recipes of mixtures keep what others keep in FP32."""
-    narrow = software.mixtures and public_model(case) in _NARROW
-    return {"moments": wide_format(case)} if narrow else {}
+    has_bf16_moments = defaults.moe_only and matching_preset(case) in _BF16_MOMENT_MODELS
+    return {"moments": high_precision_format(case)} if has_bf16_moments else {}
 
 
-def _router_unfused(case: Case, software: Software) -> bool:
+def _has_unfused_router(case: ValidationCase, defaults: FrameworkDefaults) -> bool:
     """Whether a recipe of Megatron Bridge chooses experts by one operation after the other."""
-    tuned = public_model(case) not in _UNTUNED and not _FINETUNED.search(case.text("notes"))
-    return software.mixtures and not tuned
+    is_tuned = matching_preset(case) not in _UNFUSED_ROUTER_MODELS and not _FINETUNING_NOTE.search(case.text("notes"))
+    return defaults.moe_only and not is_tuned
 
 
-def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
+def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
     """What `model.experts` says of a run, beside what its preset has."""
-    dense, capacity = _first_dense(case), _CAPACITY.search(case.text("notes"))
-    placed: dict[str, Any] = {} if dense is None else {"dense_layers": dense}
-    placed |= {} if capacity is None else {"capacity": float(capacity[1])}
+    dense_layers, capacity = _dense_layer_count(case), _CAPACITY_NOTE.search(case.text("notes"))
+    config: dict[str, Any] = {} if dense_layers is None else {"dense_layers": dense_layers}
+    config |= {} if capacity is None else {"capacity": float(capacity[1])}
     if preset is not None:
-        return placed
-    ffn = case.whole("moe_ffn_hidden", case.whole("ffn_hidden"))
+        return config
+    ffn = case.positive_int("moe_ffn_hidden", case.positive_int("ffn_hidden"))
     shared = case.text("shared_experts")
     return {
-        "count": case.whole("experts"),
-        "top_k": case.whole("top_k"),
+        "count": case.positive_int("experts"),
+        "top_k": case.positive_int("top_k"),
         "ffn": ffn,
-        "shared": 0 if shared in ("", "0") else round(case.number("shared_experts") * ffn),
-        **placed,
+        "shared": 0 if shared in ("", "0") else round(case.positive_float("shared_experts") * ffn),
+        **config,
     }
 
 
-def experts_layout(case: Case, software: Software) -> dict[str, Any]:
+def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """What `layout` says of a run's experts."""
-    dispatcher, served = _dispatcher(case), experts_served(case)
-    section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": dispatcher.value}
-    if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED.search(case.text("notes")):
-        section["dispatcher_sms"] = _RECIPES_SMS
-    if software.mixtures and dispatcher is TokenDispatcher.ALL_TO_ALL and public_model(case) in _NARROW:
-        section |= {"overlap_shared_experts": True}
-    if served["overlap"]:
-        section |= {"overlap_expert_communication": True, "delay_wgrad": served["delayed wgrad"]}
-    stated = _CUT.search(case.text("notes"))
-    if stated:
-        return section | {"etp": int(stated[1])}
-    return section | ({"etp": 1} if software.whole_experts else {})
+    dispatcher, options = _dispatcher(case), token_dispatch_options(case)
+    config: dict[str, Any] = {"ep": case.positive_int("ep", 1), "dispatcher": dispatcher.value}
+    if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED_RECIPE_NOTE.search(case.text("notes")):
+        config["dispatcher_sms"] = _RECIPE_SM_COUNT
+    if defaults.moe_only and dispatcher is TokenDispatcher.ALL_TO_ALL and matching_preset(case) in _BF16_MOMENT_MODELS:
+        config |= {"overlap_shared_experts": True}
+    if options["overlap"]:
+        config |= {"overlap_expert_communication": True, "delay_wgrad": options["delayed wgrad"]}
+    etp = _ETP_NOTE.search(case.text("notes"))
+    if etp:
+        return config | {"etp": int(etp[1])}
+    return config | ({"etp": 1} if defaults.unsharded_experts else {})
 
 
-def experts_served(case: Case) -> dict[str, str | float | None]:
-    """How experts of a run got their tokens, by what can differ; `PLAIN`, False and None are what most do."""
+def token_dispatch_options(case: ValidationCase) -> dict[str, str | float | None]:
+    """How experts of a run got their tokens, by what can differ; `DEFAULT_DISPATCHER`, False and None are what most do."""
     notes = case.text("notes")
-    capacity = _CAPACITY.search(notes)
+    capacity = _CAPACITY_NOTE.search(notes)
     return {
         "dispatcher": _dispatcher(case).value,
-        "overlap": _BESIDE.search(notes) is not None,
-        "delayed wgrad": _PUT_OFF.search(notes) is not None,
+        "overlap": _A2A_OVERLAP_NOTE.search(notes) is not None,
+        "delayed wgrad": _DELAYED_WGRAD_NOTE.search(notes) is not None,
         "capacity": None if capacity is None else float(capacity[1]),
     }
 
 
 @cache
-def _mixtures() -> dict[str, TransformerModel]:
+def _moe_presets() -> dict[str, TransformerModel]:
     """Shipped models of which every layer behind the first with experts has the same ones."""
     return {
         name: model_preset.model for name, model_preset in PRESETS.items() if len(model_preset.model.distinct_moes) == 1
     }
 
 
-def _agree(case: Case, model: TransformerModel) -> bool:
+def _matches(case: ValidationCase, model: TransformerModel) -> bool:
     """Whether a model has what a row states of it. Vocabularies are padded, and layers cut."""
-    (routed,) = model.distinct_moes
+    (moe,) = model.distinct_moes
     stated = {
         "hidden": model.hidden,
-        "experts": routed.experts,
-        "top_k": routed.top_k,
-        "moe_ffn_hidden": routed.ffn,
-        "shared_experts": routed.shared // routed.ffn,
+        "experts": moe.experts,
+        "top_k": moe.top_k,
+        "moe_ffn_hidden": moe.ffn,
+        "shared_experts": moe.shared // moe.ffn,
         "tied_embeddings": "yes" if model.tied_embeddings else "no",
     }
-    of_layers = all(_says(case, heads) for heads in map(_heads, model.distinct_attentions))
-    return _says(case, stated) and of_layers and case.whole("layers") <= model.layer_count
+    heads_match = all(_is_consistent(case, heads) for heads in map(_heads, model.distinct_attentions))
+    return _is_consistent(case, stated) and heads_match and case.positive_int("layers") <= model.layer_count
 
 
 def _heads(attention: AttentionSpec) -> dict[str, int]:
@@ -207,25 +209,29 @@ def _heads(attention: AttentionSpec) -> dict[str, int]:
             return stated
 
 
-def _says(case: Case, stated: Mapping[str, int | str]) -> bool:
+def _is_consistent(case: ValidationCase, stated: Mapping[str, int | str]) -> bool:
     return all(case.text(column) in ("", str(value)) for column, value in stated.items())
 
 
-def _first_dense(case: Case) -> int | None:
+def _dense_layer_count(case: ValidationCase) -> int | None:
     """How many first layers have a dense MLP, where notes say it: of a cut model before of the whole."""
-    found = next(filter(None, (words.search(case.text("notes")) for words in _FIRST_DENSE)), None)
-    return None if found is None else int(found[1])
+    match = next(filter(None, (pattern.search(case.text("notes")) for pattern in _DENSE_LAYER_NOTES)), None)
+    return None if match is None else int(match[1])
 
 
-def _dispatcher(case: Case) -> TokenDispatcher:
+def _dispatcher(case: ValidationCase) -> TokenDispatcher:
     """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
     notes, gpu = case.text("notes"), case.text("gpu")
-    named = next((dispatcher for words, dispatcher in _DISPATCHERS if words.search(notes)), None)
-    if named is not None or RECIPE not in notes:
+    named = next((dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), None)
+    if named is not None or RECIPE_NOTE not in notes:
         return named or TokenDispatcher.ALL_TO_ALL
-    recipes = _OF_RECIPES.items()
-    model = public_model(case)
+    recipes = _RECIPE_DISPATCHERS.items()
+    model = matching_preset(case)
     return next(
-        (found for (name, begins), found in recipes if name == model and gpu.startswith(begins)),
+        (
+            recipe_dispatcher
+            for (name, gpu_prefix), recipe_dispatcher in recipes
+            if name == model and gpu.startswith(gpu_prefix)
+        ),
         TokenDispatcher.ALL_TO_ALL,
     )

@@ -20,109 +20,133 @@ from clustersim.scenario.validation_rules.warnings import slow_simulation_warnin
 from clustersim.uncertainty.model_file import load_uncertainty_model, uncertainty_model_name
 from clustersim.uncertainty.prediction_interval import BaseComponent, UncertaintyModel
 from clustersim.uncertainty.step_features import accelerator_names, step_categories, step_quantities
-from clustersim.validation.case_scenario import experience_of
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.steps import compare_step, read_steps, scenario_of
+from clustersim.validation.case_scenario import case_uncertainty_model
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.steps import build_scenario, compare_step, read_steps
 
-_MADE: Final = 24  # rows of which scenarios are made
-_PARAMETERS: Final = "parameters"
-_COLUMNS: Final[Mapping[str, str]] = {"GPUs": "n_gpus", "tokens": "seq", "tp": "tp", "cp": "cp", "pp": "pp"}
-_SHAPE: Final[Mapping[str, int]] = {"layers": 1, "hidden": 2}  # by how many doublings of parameters each doubles
+_CANDIDATE_COUNT: Final = 24  # rows of which scenarios are made
+_PARAMETERS_KEY: Final = "parameters"
+_COLUMN_BY_QUANTITY: Final[Mapping[str, str]] = {"GPUs": "n_gpus", "tokens": "seq", "tp": "tp", "cp": "cp", "pp": "pp"}
+_DOUBLINGS_BY_DIMENSION: Final[Mapping[str, int]] = {
+    "layers": 1,
+    "hidden": 2,
+}  # by how many doublings of parameters each doubles
 
 
 @dataclass(frozen=True, slots=True)
-class _Like:
+class _RunFeatures:
     """What a scenario is like. amounts: by what they count."""
 
     accelerators: frozenset[str]
-    kinds: frozenset[str]
-    amounts: Mapping[str, float]
+    categories: frozenset[str]
+    quantities: Mapping[str, float]
 
     @classmethod
-    def of(cls, scenario: Scenario) -> "_Like":
-        amounts = {**step_quantities(scenario), _PARAMETERS: parameter_count(scenario.model)}
-        return cls(accelerator_names(scenario), step_categories(scenario), amounts)
+    def from_scenario(cls, scenario: Scenario) -> "_RunFeatures":
+        quantities = {**step_quantities(scenario), _PARAMETERS_KEY: parameter_count(scenario.model)}
+        return cls(accelerator_names(scenario), step_categories(scenario), quantities)
 
-    def distance(self, other: "_Like", experience: UncertaintyModel) -> float:
+    def distance(self, other: "_RunFeatures", model: UncertaintyModel) -> float:
         """Variance of the logarithm that is between both; 0 for what is told apart by nothing."""
-        loads = {
+        loadings = {
             BaseComponent.ACCELERATOR: float(self.accelerators != other.accelerators),
-            BaseComponent.KIND: float(len(self.kinds ^ other.kinds)),
-            BaseComponent.DOUBLING: sum(_doublings(self.amounts[name], other.amounts[name]) for name in self.amounts),
+            BaseComponent.KIND: float(len(self.categories ^ other.categories)),
+            BaseComponent.DOUBLING: sum(
+                _doublings(self.quantities[name], other.quantities[name]) for name in self.quantities
+            ),
         }
-        return sum(load * experience.deviations[term] ** 2 for term, load in loads.items())
+        return sum(loading * model.deviations[term] ** 2 for term, loading in loadings.items())
 
-    def differences(self, other: "_Like") -> Iterator[str]:
+    def differences(self, other: "_RunFeatures") -> Iterator[str]:
         """What the other has and this one has not, and the reverse, in words."""
         if self.accelerators != other.accelerators:
             yield " and ".join(sorted(other.accelerators))
-        far = sorted(self.amounts, key=lambda name: -_doublings(self.amounts[name], other.amounts[name]))
-        for name in far:
-            if _doublings(self.amounts[name], other.amounts[name]) > 0.1:
-                yield _amount(name, other.amounts[name], self.amounts[name])
-        yield from sorted(other.kinds - self.kinds)
-        yield from (f"no {kind}" for kind in sorted(self.kinds - other.kinds) if not _replaced(kind, other.kinds))
+        by_distance = sorted(
+            self.quantities, key=lambda name: -_doublings(self.quantities[name], other.quantities[name])
+        )
+        for name in by_distance:
+            if _doublings(self.quantities[name], other.quantities[name]) > 0.1:
+                yield _describe_quantity(name, other.quantities[name], self.quantities[name])
+        yield from sorted(other.categories - self.categories)
+        yield from (
+            f"no {category}"
+            for category in sorted(self.categories - other.categories)
+            if not _has_alternative(category, other.categories)
+        )
 
 
 def nearest_run(scenario: Scenario) -> NearestRun | None:
     """The published run that is most like a scenario, beside its prediction; None where none is of its kind."""
-    narrow = scenario.training.recipe.matmul_formats.low_precision is not None
-    kind = uncertainty_model_name(moe=bool(scenario.model.distinct_moes), low_precision=narrow)
-    experience, here = load_uncertainty_model(kind), _Like.of(scenario)
-    rows = [case for case in read_steps() if experience_of(case) == kind]
-    rows.sort(key=lambda case: _by_columns(case, scenario, here, experience))
-    made = [(case, _Like.of(found)) for case, found in _scenarios(rows[:_MADE])]
-    if not made:
+    is_low_precision = scenario.training.recipe.matmul_formats.low_precision is not None
+    model_name = uncertainty_model_name(moe=bool(scenario.model.distinct_moes), low_precision=is_low_precision)
+    model, features = load_uncertainty_model(model_name), _RunFeatures.from_scenario(scenario)
+    candidates = [case for case in read_steps() if case_uncertainty_model(case) == model_name]
+    candidates.sort(key=lambda case: _column_distance(case, scenario, features, model))
+    candidate_features = [
+        (case, _RunFeatures.from_scenario(case_scenario))
+        for case, case_scenario in _build_scenarios(candidates[:_CANDIDATE_COUNT])
+    ]
+    if not candidate_features:
         return None
-    case, like = min(made, key=lambda each: here.distance(each[1], experience))
-    compared = None if slow_simulation_warnings(scenario_of(case)) else compare_step(case)
+    case, case_features = min(candidate_features, key=lambda each: features.distance(each[1], model))
+    comparison = None if slow_simulation_warnings(build_scenario(case)) else compare_step(case)
     return NearestRun(
         source=case.text("source"),
         locator=case.text("locator"),
-        words=f"{case.text('model')} on {case.whole('n_gpus'):,} × {case.text('gpu')}",
-        differs=tuple(here.differences(like)),
-        measured=case.number("step_time_s"),
-        predicted=None if compared is None else compared.predicted,
+        description=f"{case.text('model')} on {case.positive_int('n_gpus'):,} × {case.text('gpu')}",
+        differences=tuple(features.differences(case_features)),
+        measured_step_time=case.positive_float("step_time_s"),
+        predicted_step_time=None if comparison is None else comparison.predicted,
     )
 
 
-def _scenarios(cases: list[Case]) -> Iterator[tuple[Case, Scenario]]:
+def _build_scenarios(cases: list[ValidationCase]) -> Iterator[tuple[ValidationCase, Scenario]]:
     """Those that scenarios can say."""
     for case in cases:
         try:
-            yield case, scenario_of(case)
+            yield case, build_scenario(case)
         except CannotPredictError:
             continue
 
 
-def _by_columns(case: Case, scenario: Scenario, here: _Like, experience: UncertaintyModel) -> float:
+def _column_distance(
+    case: ValidationCase, scenario: Scenario, features: _RunFeatures, model: UncertaintyModel
+) -> float:
     """What `distance` finds of the columns alone; infinite where they do not say it."""
     try:
-        found = [_doublings(case.whole(column, 1), here.amounts[name]) for name, column in _COLUMNS.items()]
-        shape = {"layers": scenario.model.layer_count, "hidden": scenario.model.hidden}
-        found += [times * _doublings(case.whole(column), shape[column]) for column, times in _SHAPE.items()]
+        distances = [
+            _doublings(case.positive_int(column, 1), features.quantities[name])
+            for name, column in _COLUMN_BY_QUANTITY.items()
+        ]
+        dimensions = {"layers": scenario.model.layer_count, "hidden": scenario.model.hidden}
+        distances += [
+            doublings * _doublings(case.positive_int(column), dimensions[column])
+            for column, doublings in _DOUBLINGS_BY_DIMENSION.items()
+        ]
     except CannotPredictError:
         return math.inf
-    other = not any(name.startswith(case.text("gpu")) for name in here.accelerators)
-    loads = {BaseComponent.ACCELERATOR: float(other), BaseComponent.DOUBLING: sum(found)}
-    return sum(load * experience.deviations[term] ** 2 for term, load in loads.items())
+    other_accelerator = not any(name.startswith(case.text("gpu")) for name in features.accelerators)
+    loadings = {BaseComponent.ACCELERATOR: float(other_accelerator), BaseComponent.DOUBLING: sum(distances)}
+    return sum(loading * model.deviations[term] ** 2 for term, loading in loadings.items())
 
 
 def _doublings(one: float, other: float) -> float:
     return abs(math.log2(one / other))
 
 
-def _amount(name: str, there: float, here: float) -> str:
-    if name == _PARAMETERS:
-        return f"{there / 1e9:.3g}B parameters (here {here / 1e9:.3g}B)"
+def _describe_quantity(name: str, theirs: float, ours: float) -> str:
+    if name == _PARAMETERS_KEY:
+        return f"{theirs / 1e9:.3g}B parameters (here {ours / 1e9:.3g}B)"
     if name == "GPUs":
-        return f"{there:,} GPUs (here {here:,})"
+        return f"{theirs:,} GPUs (here {ours:,})"
     if name == "tokens":
-        return f"sequences of {there:,} tokens (here {here:,})"
-    return f"{name} {there:,} (here {here:,})"
+        return f"sequences of {theirs:,} tokens (here {ours:,})"
+    return f"{name} {theirs:,} (here {ours:,})"
 
 
-def _replaced(kind: str, others: frozenset[str]) -> bool:
+def _has_alternative(category: str, other_categories: frozenset[str]) -> bool:
     """Whether the others have something else of the same sort, as `framework nemo` for `framework megatron`."""
-    sort = kind.split()[0]
-    return any(other.split()[0] == sort and " " in other for other in others)
+    category_type = category.split()[0]
+    return any(
+        other_category.split()[0] == category_type and " " in other_category for other_category in other_categories
+    )

@@ -13,32 +13,38 @@ scripts/performance/configs/{qwen,deepseek,gpt_oss}/*_workload_base_configs.py).
 from collections.abc import Iterator
 from typing import Final
 
-from clustersim.validation.cases import Case
-from clustersim.validation.moe_settings import FUSED_MLP, RECIPE, public_model
-from clustersim.validation.training_precision import NARROW_ATTENTION
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.moe_settings import FUSED_MLP_NOTE, RECIPE_NOTE, matching_preset
+from clustersim.validation.training_precision import FP8_ATTENTION_NOTE
 
-_WHOLE: Final = "cuda_graph_impl=full_iteration"
-_WHOLE_NAMES: Final = (_WHOLE, "full-iteration CUDA graph")
+_FULL_ITERATION: Final = "cuda_graph_impl=full_iteration"
+_FULL_ITERATION_NOTES: Final = (_FULL_ITERATION, "full-iteration CUDA graph")
 _BRIDGE: Final = "megatron-bridge"
 _BLACKWELL: Final = ("b200", "b300", "gb200", "gb300")
-_IN_MXFP8: Final = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")
-_WIDE_ATTENTION: Final = (("deepseek-v3", "gb200"),)
-_SETS: Final = ("moe_flex_dispatcher_backend=hybridep", "moe_a2a_overlap=True", _WHOLE)
+_MXFP8_MODELS: Final = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")
+_HIGH_PRECISION_ATTENTION: Final = (("deepseek-v3", "gb200"),)
+_DEFAULT_NOTES: Final = ("moe_flex_dispatcher_backend=hybridep", "moe_a2a_overlap=True", _FULL_ITERATION)
 
 
-def completed(case: Case) -> Case:
+def with_recipe_notes(case: ValidationCase) -> ValidationCase:
     """The row, with what its recipe sets in its notes."""
-    sets = [*_sets(case)] if case.text("precision") == "mxfp8" and case.text("gpu") in _BLACKWELL else []
-    return Case(case.cells | {"notes": "; ".join((case.text("notes"), *sets))}, case.line) if sets else case
+    extra_notes = [*_recipe_notes(case)] if case.text("precision") == "mxfp8" and case.text("gpu") in _BLACKWELL else []
+    return (
+        ValidationCase(case.cells | {"notes": "; ".join((case.text("notes"), *extra_notes))}, case.line_number)
+        if extra_notes
+        else case
+    )
 
 
-def _sets(case: Case) -> Iterator[str]:
-    notes, model = case.text("notes"), public_model(case)
-    defaults = RECIPE in notes and model in _IN_MXFP8
-    if defaults:
-        yield from _SETS
-    captured = any(name in notes for name in _WHOLE_NAMES) and case.text("framework").startswith(_BRIDGE)
-    if defaults or (captured and model is not None):
-        yield FUSED_MLP
-        if (model, case.text("gpu")) not in _WIDE_ATTENTION:
-            yield NARROW_ATTENTION
+def _recipe_notes(case: ValidationCase) -> Iterator[str]:
+    notes, model = case.text("notes"), matching_preset(case)
+    uses_defaults = RECIPE_NOTE in notes and model in _MXFP8_MODELS
+    if uses_defaults:
+        yield from _DEFAULT_NOTES
+    is_full_iteration = any(name in notes for name in _FULL_ITERATION_NOTES) and case.text("framework").startswith(
+        _BRIDGE
+    )
+    if uses_defaults or (is_full_iteration and model is not None):
+        yield FUSED_MLP_NOTE
+        if (model, case.text("gpu")) not in _HIGH_PRECISION_ATTENTION:
+            yield FP8_ATTENTION_NOTE

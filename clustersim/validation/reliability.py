@@ -17,133 +17,161 @@ from typing import Final
 
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import DurationDistribution, FailureComponent, FailureDomain, FailureMode, FailureRate
-from clustersim.reliability.checkpoint_cost import daly
-from clustersim.reliability.checkpoint_timeline import Saving
-from clustersim.reliability.failure_domains import Site
-from clustersim.reliability.failure_events import events_of
-from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
+from clustersim.reliability.checkpoint_cost import daly_interval
+from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
+from clustersim.reliability.failure_domains import FailureDomains
+from clustersim.reliability.failure_events import generate_failures
+from clustersim.reliability.job_simulation import HEALTHY, JobParameters, JobSimulation
 from clustersim.scenario.config.reliability import load_reliability
 from clustersim.scenario.reliability import DEFAULT_PRESET
-from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
-from clustersim.validation.comparison import Comparison
+from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
+from clustersim.validation.comparison import CaseComparison
 
-SHIPPED: Final = PUBLISHED / "reliability.csv"
-NEEDED: Final = ("case_id", "source", "cluster", "gpus", "gpus_per_node", "quantity", "relation", "value", "rates")
+PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "reliability.csv"
+REQUIRED_COLUMNS: Final = (
+    "case_id",
+    "source",
+    "cluster",
+    "gpus",
+    "gpus_per_node",
+    "quantity",
+    "relation",
+    "value",
+    "rates",
+)
 QUANTITIES: Final = ("rate", "interruptions", "mttf_h", "ettr")
-_DAY: Final = 86400.0
-_RUNS: Final = 24
-_LENGTH: Final = 30.0 * _DAY
-_OF_GPUS: Final = 8.0  # that rates are told for: nodes of other sizes count as so many
+_SECONDS_PER_DAY: Final = 86400.0
+_MONTE_CARLO_RUNS: Final = 24
+_JOB_SECONDS: Final = 30.0 * _SECONDS_PER_DAY
+_REFERENCE_NODE_GPUS: Final = 8.0  # that rates are told for: nodes of other sizes count as so many
 
 
-def read_reliability(path: Path = SHIPPED) -> list[Case]:
+def read_reliability(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
     """The rows of a table of failures."""
-    return read_cases(path, NEEDED)
+    return read_cases(path, REQUIRED_COLUMNS)
 
 
-def compare_reliability(cases: Sequence[Case]) -> list[Comparison]:
+def compare_reliability(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
     """Predict every row, in the unit of its quantity."""
-    known = rates_of(read_reliability()) | rates_of(cases)
-    return [_compared(case, known) for case in cases]
+    rates = interruption_rates(read_reliability()) | interruption_rates(cases)
+    return [_compare_case(case, rates) for case in cases]
 
 
-def rates_of(cases: Sequence[Case]) -> dict[str, float]:
+def interruption_rates(cases: Sequence[ValidationCase]) -> dict[str, float]:
     """Interruptions per 1,000 days of a node of 8 GPUs, by cluster, of the rows that are the basis of their cluster."""
-    return {case.text("cluster"): _rate(case) for case in cases if case.is_yes("basis")}
+    return {case.text("cluster"): _interruption_rate(case) for case in cases if case.boolean("basis")}
 
 
-def mean_rate(rates: Mapping[str, float]) -> tuple[float, float]:
+def geometric_mean_rate(rates: Mapping[str, float]) -> tuple[float, float]:
     """The geometric mean of clusters' rates and their geometric standard deviation."""
     logs = [math.log(rate) for rate in rates.values()]
     return math.exp(fmean(logs)), math.exp(stdev(logs))
 
 
-def rate_notes() -> list[str]:
+def describe_rates() -> list[str]:
     """The rates of shipped clusters and what they have in common, in sentences; the typical preset is made of them."""
-    rates = rates_of(read_reliability())
-    middle, spread = mean_rate(rates)
-    listed = ", ".join(f"{name} {rate:.2f}" for name, rate in sorted(rates.items()))
+    rates = interruption_rates(read_reliability())
+    mean, deviation = geometric_mean_rate(rates)
+    rate_list = ", ".join(f"{name} {rate:.2f}" for name, rate in sorted(rates.items()))
     return [
-        f"interruptions per 1,000 days of a node of 8 GPUs: {listed}",
-        f"their geometric mean is {middle:.2f}, their geometric standard deviation {spread:.2f}",
+        f"interruptions per 1,000 days of a node of 8 GPUs: {rate_list}",
+        f"their geometric mean is {mean:.2f}, their geometric standard deviation {deviation:.2f}",
     ]
 
 
-def _rate(case: Case) -> float:
+def _interruption_rate(case: ValidationCase) -> float:
     """The rate that a row says, by whatever quantity."""
-    nodes = case.number("gpus") / _OF_GPUS
+    nodes = case.positive_float("gpus") / _REFERENCE_NODE_GPUS
     match case.text("quantity"):
         case "interruptions":
-            return 1000.0 * case.number("value") / (nodes * case.number("days"))
+            return 1000.0 * case.positive_float("value") / (nodes * case.positive_float("days"))
         case "mttf_h":
-            return 1000.0 * 24.0 / (case.number("value") * nodes)
+            return 1000.0 * 24.0 / (case.positive_float("value") * nodes)
         case "rate":
-            return case.number("value") * _OF_GPUS / case.number("gpus_per_node")
-    raise CannotPredictError(f"line {case.line}: {case.text('quantity')} is no basis of a rate", owed=False)
+            return case.positive_float("value") * _REFERENCE_NODE_GPUS / case.positive_float("gpus_per_node")
+    raise CannotPredictError(
+        f"line {case.line_number}: {case.text('quantity')} is no basis of a rate", is_expressible=False
+    )
 
 
-def _compared(case: Case, known: Mapping[str, float]) -> Comparison:
-    quantity, bound = case.text("quantity"), case.text("relation") == ">"
-    factors = {"quantity": quantity, "rates": case.text("rates")}
-    measured = case.number("value")
+def _compare_case(case: ValidationCase, rates: Mapping[str, float]) -> CaseComparison:
+    quantity, is_lower_bound = case.text("quantity"), case.text("relation") == ">"
+    groupings = {"quantity": quantity, "rates": case.text("rates")}
+    measured = case.positive_float("value")
     try:
-        predicted = _predicted(case, _of_cluster(case, known))
-    except CannotPredictError as refusal:
-        return Comparison(case.text("case_id"), case.text("source"), measured, None, str(refusal), factors=factors)
-    told = min(predicted, measured) if bound else predicted  # above a lower bound is right
-    return Comparison(case.text("case_id"), case.text("source"), measured, told, factors=factors)
+        predicted = _predict(case, _prediction_rate(case, rates))
+    except CannotPredictError as error:
+        return CaseComparison(
+            case.text("case_id"), case.text("source"), measured, None, str(error), groupings=groupings
+        )
+    reported = min(predicted, measured) if is_lower_bound else predicted  # above a lower bound is right
+    return CaseComparison(case.text("case_id"), case.text("source"), measured, reported, groupings=groupings)
 
 
-def _of_cluster(case: Case, known: Mapping[str, float]) -> float:
+def _prediction_rate(case: ValidationCase, rates: Mapping[str, float]) -> float:
     """The rate that a row is predicted with."""
     name = case.text("cluster")
     if case.text("rates") == "own":
-        if name not in known:
-            raise CannotPredictError(f"line {case.line}: no row says the rate of {name}")
-        return known[name]
-    others = {cluster: rate for cluster, rate in known.items() if cluster != name}
-    return mean_rate(others)[0]
+        if name not in rates:
+            raise CannotPredictError(f"line {case.line_number}: no row says the rate of {name}")
+        return rates[name]
+    other_rates = {cluster: rate for cluster, rate in rates.items() if cluster != name}
+    return geometric_mean_rate(other_rates)[0]
 
 
-def _predicted(case: Case, rate: float) -> float:
-    nodes = case.number("gpus") / _OF_GPUS
-    a_day = rate / 1000.0 * nodes
+def _predict(case: ValidationCase, rate: float) -> float:
+    nodes = case.positive_float("gpus") / _REFERENCE_NODE_GPUS
+    interruptions_per_day = rate / 1000.0 * nodes
     match case.text("quantity"):
         case "rate":
             return rate
         case "interruptions":
-            return a_day * case.number("days")
+            return interruptions_per_day * case.positive_float("days")
         case "mttf_h":
-            return 24.0 / a_day
+            return 24.0 / interruptions_per_day
         case "ettr":
-            return _ettr(case, a_day / _DAY)
-    raise CannotPredictError(f"line {case.line}: quantity is none of {', '.join(QUANTITIES)}", owed=False)
+            return _simulate_ettr(case, interruptions_per_day / _SECONDS_PER_DAY)
+    raise CannotPredictError(
+        f"line {case.line_number}: quantity is none of {', '.join(QUANTITIES)}", is_expressible=False
+    )
 
 
-def _ettr(case: Case, per_second: float) -> float:
+def _simulate_ettr(case: ValidationCase, interruptions_per_second: float) -> float:
     """Effective training time of a job, simulated."""
     typical = load_reliability(DEFAULT_PRESET)
-    block = case.number("block_s", typical.checkpoint.snapshot)
-    drain = 0.0 if case.text("block_s") else typical.checkpoint.overhead
-    interval = case.number("interval_s", daly(block, 1.0 / per_second))
+    blocking_seconds = case.positive_float("block_s", typical.checkpoint.snapshot)
+    drain_seconds = 0.0 if case.text("block_s") else typical.checkpoint.overhead
+    interval = case.positive_float("interval_s", daly_interval(blocking_seconds, 1.0 / interruptions_per_second))
     failure = FailureMode(
         "it",
-        FailureRate(FailureComponent.JOB, per_second),
+        FailureRate(FailureComponent.JOB, interruptions_per_second),
         failure_domain=FailureDomain.NOTHING,
-        detection_time=_detection(),
+        detection_time=_default_detection(),
     )
-    said = replace(typical, failures=(failure,), rate_factor=1.0, rate_geometric_std=1.0, restart=typical.restart)
-    gpus = case.whole("gpus")
-    nodes = max(1, gpus // case.whole("gpus_per_node"))
-    site = Site(gpus, nodes, 1, False, (0,) * nodes, gpus, 1, case.whole("gpus_per_node"))
-    terms = Terms(said, site, Saving(interval, block, drain), _LENGTH, 0.0, block, _always, 1e3 * _LENGTH)
-    runs = [Job(terms, events_of(said, site, 0, number, _LENGTH)).run(number) for number in range(_RUNS)]
+    model = replace(typical, failures=(failure,), rate_factor=1.0, rate_geometric_std=1.0, restart=typical.restart)
+    gpus = case.positive_int("gpus")
+    nodes = max(1, gpus // case.positive_int("gpus_per_node"))
+    site = FailureDomains(gpus, nodes, 1, False, (0,) * nodes, gpus, 1, case.positive_int("gpus_per_node"))
+    terms = JobParameters(
+        model,
+        site,
+        CheckpointTimeline(interval, blocking_seconds, drain_seconds),
+        _JOB_SECONDS,
+        0.0,
+        blocking_seconds,
+        _constant_state,
+        1e3 * _JOB_SECONDS,
+    )
+    runs = [
+        JobSimulation(terms, generate_failures(model, site, 0, run_index, _JOB_SECONDS)).run(run_index)
+        for run_index in range(_MONTE_CARLO_RUNS)
+    ]
     return sum(run.work for run in runs) / sum(run.wall for run in runs)
 
 
-def _detection() -> DurationDistribution:
+def _default_detection() -> DurationDistribution:
     return load_reliability(DEFAULT_PRESET).failures[0].detection_time
 
 
-def _always(_missing: int, _slower: object) -> tuple[str, Seconds]:
+def _constant_state(_missing: int, _slower: object) -> tuple[str, Seconds]:
     return HEALTHY, 1.0

@@ -1,6 +1,6 @@
 """In which number formats did a published run train?
 
-A row's `precision` is a word. `mxfp8` says how products scale their operands; `fp8` does not: it is what the software
+A row's `precision` is a word. `mxfp8` says how products scale their operands; `fp8_ratio` does not: it is what the software
 means by it. Software also has habits of its own for what it keeps: whether the matrices that have narrow products are
 stored in their format (Megatron-LM's `fp8_param_gather`) and in which they are gathered. A word of which nothing says
 what it means is no prediction.
@@ -22,74 +22,82 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.model.recipe_files import load_recipe
-from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.cases import CannotPredictError, ValidationCase
 
-WIDE: Final = ("bf16", "fp16")
-Words = Mapping[str, Mapping[str, str]]
+HIGH_PRECISION: Final = ("bf16", "fp16")
+PrecisionConfigs = Mapping[str, Mapping[str, str]]
 """What `training.precision` says, by the word of a row."""
 
-_OWN: Final = ("fp8-current", "fp8-blockwise", "fp8-rowwise", "fp8-tensorwise", "mxfp8", "nvfp4")
-NAMED: Final[Words] = {name: {"compute": name} for name in _OWN}
+_RECIPE_NAMES: Final = ("fp8-current", "fp8-blockwise", "fp8-rowwise", "fp8-tensorwise", "mxfp8", "nvfp4")
+BY_RECIPE_NAME: Final[PrecisionConfigs] = {name: {"compute": name} for name in _RECIPE_NAMES}
 _BF16_MOMENTS: Final = {"moments": "bf16"}
-_FP8_STORED: Final = {"stored": "fp8"}
-_MXFP8_STORED: Final = {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16"}
-MEGATRON: Final[Words] = {
-    **NAMED,
+_FP8_WEIGHTS: Final = {"stored": "fp8"}
+_MXFP8_WEIGHTS: Final = {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16"}
+MEGATRON: Final[PrecisionConfigs] = {
+    **BY_RECIPE_NAME,
     "fp8": {"compute": "fp8"},
     "fp8 (delayed)": {"compute": "fp8"},
     "fp8 (tensorwise)": {"compute": "fp8-current"},
     "fp8 (blockwise)": {"compute": "fp8-blockwise"},
     "fp8 (mxfp8)": {"compute": "mxfp8"},
 }
-ZOO: Final[Words] = {
-    **NAMED,
+MOE_MODEL_ZOO: Final[PrecisionConfigs] = {
+    **BY_RECIPE_NAME,
     "fp8": {"compute": "fp8-blockwise", "stored": "fp8-blockwise", **_BF16_MOMENTS},
     "fp8-blockwise": {"compute": "fp8-blockwise", "stored": "fp8-blockwise", **_BF16_MOMENTS},
-    "mxfp8": {**_MXFP8_STORED, **_BF16_MOMENTS},
+    "mxfp8": {**_MXFP8_WEIGHTS, **_BF16_MOMENTS},
 }
-NEMO: Final[Words] = {**NAMED, "fp8": {"compute": "fp8", **_FP8_STORED}}
-BRIDGE: Final[Words] = {**NAMED, "fp8": {"compute": "fp8-current", **_FP8_STORED}, "mxfp8": _MXFP8_STORED}
-DELAYED: Final[Words] = {**NAMED, "fp8": {"compute": "fp8"}}
-TORCHAO: Final[Words] = {**NAMED, "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"}}
+NEMO: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8": {"compute": "fp8", **_FP8_WEIGHTS}}
+BRIDGE: Final[PrecisionConfigs] = {
+    **BY_RECIPE_NAME,
+    "fp8": {"compute": "fp8-current", **_FP8_WEIGHTS},
+    "mxfp8": _MXFP8_WEIGHTS,
+}
+DELAYED_SCALING: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8": {"compute": "fp8"}}
+TORCHAO: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"}}
 
 # as notes have it; Transformer Engine's attention has the linear layers' scales where it can
-NARROW_ATTENTION: Final = "fp8_dot_product_attention=True"
-_ATTENDED: Final = (DType.FP8.value, DType.MXFP8.value)
-_STORED: Final = "fp8-param-gather"  # as notes say it
-_RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # of which a locator names the file
-_CURRENT_SINCE: Final = 25.10
+FP8_ATTENTION_NOTE: Final = "fp8_dot_product_attention=True"
+_ATTENTION_FORMATS: Final = (DType.FP8.value, DType.MXFP8.value)
+_PARAM_GATHER_NOTE: Final = "fp8-param-gather"  # as notes say it
+_DGXC_RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # of which a locator names the file
+_CURRENT_SCALING_SINCE: Final = 25.10
 
 
-def formats_of(case: Case, words: Words) -> Mapping[str, str]:
+def training_precision(case: ValidationCase, configs: PrecisionConfigs) -> Mapping[str, str]:
     """What `training.precision` says of a row; words: its software's. Raise CannotPredictError if nothing says it."""
-    word = case.text("precision")
-    if is_wide(case):
-        return {"compute": word}
-    if word not in words:
+    name = case.text("precision")
+    if is_high_precision(case):
+        return {"compute": name}
+    if name not in configs:
         software = case.text("framework") or "software that is not stated"
-        named = f"precision {word}" if word else "precision"
-        raise CannotPredictError(f"{named} of {software}: which recipe it is, is not stated", owed=False)
-    said = (BRIDGE if _current(case, words) else words)[word]
-    if NARROW_ATTENTION in case.text("notes"):
-        said = {**said, "attention": word if word in _ATTENDED else DType.FP8.value}
-    return {"stored": load_recipe(said["compute"]).matmul_formats.forward.value, **said} if _stored(case) else said
+        label = f"precision {name}" if name else "precision"
+        raise CannotPredictError(f"{label} of {software}: which recipe it is, is not stated", is_expressible=False)
+    config = (BRIDGE if _uses_current_scaling(case, configs) else configs)[name]
+    if FP8_ATTENTION_NOTE in case.text("notes"):
+        config = {**config, "attention": name if name in _ATTENTION_FORMATS else DType.FP8.value}
+    return (
+        {"stored": load_recipe(config["compute"]).matmul_formats.forward.value, **config}
+        if _stores_low_precision(case)
+        else config
+    )
 
 
-def _current(case: Case, words: Words) -> bool:
+def _uses_current_scaling(case: ValidationCase, configs: PrecisionConfigs) -> bool:
     """Whether it is of a release of NVIDIA's recipes that scales by what it finds in a tensor."""
-    release = _RELEASE.search(case.text("locator"))
-    return words is NEMO and release is not None and float(release[1]) >= _CURRENT_SINCE
+    release = _DGXC_RELEASE.search(case.text("locator"))
+    return configs is NEMO and release is not None and float(release[1]) >= _CURRENT_SCALING_SINCE
 
 
-def _stored(case: Case) -> bool:
-    return _STORED in case.text("notes")
+def _stores_low_precision(case: ValidationCase) -> bool:
+    return _PARAM_GATHER_NOTE in case.text("notes")
 
 
-def is_wide(case: Case) -> bool:
+def is_high_precision(case: ValidationCase) -> bool:
     """Whether a row's format has no scales."""
-    return case.text("precision") in WIDE
+    return case.text("precision") in HIGH_PRECISION
 
 
-def is_narrow(case: Case) -> bool:
+def is_low_precision(case: ValidationCase) -> bool:
     """Whether a row names a format of fewer than 16 bits."""
-    return not is_wide(case) and case.text("precision") != ""
+    return not is_high_precision(case) and case.text("precision") != ""

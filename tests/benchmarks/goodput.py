@@ -8,7 +8,7 @@ timeouts of the same run stands beside them.
 from time import perf_counter
 
 from clustersim import Scenario, simulate
-from clustersim.reliability import goodput
+from clustersim.reliability import simulate_goodput
 from tests.benchmarks.cases import EXAMPLE
 from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
 
@@ -23,11 +23,13 @@ def measure(runs: int) -> dict[str, float]:
     training = scenario.training
     tokens = training.global_batch * training.sequence * DAYS * 86400.0 / simulate(scenario).step_time
     started = perf_counter()
-    found = goodput(scenario.with_overrides(f"economics.tokens={tokens:.0f}"), runs, workers=WORKERS, curves=False)
+    found = simulate_goodput(
+        scenario.with_overrides(f"economics.tokens={tokens:.0f}"), runs, workers=WORKERS, curves=False
+    )
     seconds = perf_counter() - started
     return {
         "runs": runs,
-        "interruptions_of_a_run": found.interruptions,
+        "interruptions_of_a_run": found.interruption_count,
         "goodput": found.goodput,
         "seconds": seconds,
         "seconds_for_10000_runs": seconds * 10_000 / runs,

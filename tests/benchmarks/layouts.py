@@ -11,7 +11,7 @@ from itertools import product
 from statistics import median
 from time import process_time
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from tests.benchmarks.cases import EXAMPLE, Mapping
 from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
 
@@ -37,7 +37,7 @@ def layouts() -> Iterator[list[str]]:
         yield [*degrees, f"layout.data={data}", f"training.global_batch={batch}"]
 
 
-def read(result: Result) -> tuple[float, ...]:
+def read(result: RenderedResult) -> tuple[float, ...]:
     """What a search compares."""
     return result.step_time, result.mfu(), result.peak_memory
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from clustersim.report.html_document import PLOTLY
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
+from clustersim.report.html_document import PLOTLY_PATH
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -52,7 +52,7 @@ def page_of(file: str, changes: tuple[str, ...]) -> Page:
     started = perf_counter()
     text = run_page(result)
     wall = perf_counter() - started
-    timeline = timeline_of(result, shown_ranks(result))
+    timeline = build_timeline(result, select_ranks(result))
     kernels, spans = timeline.kernels, timeline.spans
     assert kernels is not None
     inside = (kernels.first[1:] - kernels.first[:-1])[kernels.template[kernels.template >= 0]]
@@ -115,7 +115,7 @@ def main() -> None:
             first, drawn, zoom = opened(target, "timeline")
             words = (f"{item:.2f} s" for item in (page.wall, first, drawn, zoom))
             print(LINE.format(name, f"{page.spans:,}", f"{len(page.text.encode()) / 1e6:.1f}", *words), flush=True)
-        library = PLOTLY.read_text(encoding="utf-8")
+        library = PLOTLY_PATH.read_text(encoding="utf-8")
         target.write_text(f"<!doctype html><body><script>{library}</script>", encoding="utf-8")
         _, whole, _ = opened(target, "")
         print(LINE.format("plotly.js alone", "", f"{len(library) / 1e6:.1f}", "", "", f"{whole:.2f} s", ""))

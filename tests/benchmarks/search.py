@@ -8,7 +8,7 @@ timeouts of the same run stands beside them. Mixtures of hundreds of experts tak
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 from clustersim import Scenario
-from clustersim.planning.layouts import Search, Space
+from clustersim.planning.layouts import LayoutSearch, SearchSpace
 from tests.benchmarks.cases import EXAMPLE
 from tests.benchmarks.layouts import start
 from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
@@ -18,14 +18,14 @@ WORKERS = 2
 
 def searched(name: str, scenario: Scenario) -> dict[str, float]:
     """Figures of one search."""
-    found = Search(Space.of(scenario), workers=WORKERS).run()
-    first = found.first.step_time if found.first is not None else float("nan")
+    found = LayoutSearch(SearchSpace.from_scenario(scenario), workers=WORKERS).run()
+    first = found.first_guess.step_time if found.first_guess is not None else float("nan")
     return {
         f"{name}_combinations": found.candidates,
         f"{name}_legal": len(found.bounded) + len(found.simulated),
         f"{name}_simulated": len(found.simulated),
-        f"{name}_s": found.wall,
-        f"{name}_step_s": found.choice.step_time,
+        f"{name}_s": found.wall_seconds,
+        f"{name}_step_s": found.recommended.step_time,
         f"{name}_first_guess_s": first,
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.planning.what_if import what_ifs
+from clustersim.planning.what_if import run_what_ifs
 from clustersim.report.run_page import run_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -33,7 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page as `clustersim run --html` writes it."""
     result = simulate(Scenario.from_mapping(SMALL))
     target = tmp_path_factory.mktemp("access") / "page.html"
-    target.write_text(run_page(result, what_ifs(result, 30.0), nearest_run(result.scenario)), encoding="utf-8")
+    target.write_text(run_page(result, run_what_ifs(result, 30.0), nearest_run(result.scenario)), encoding="utf-8")
     return target
 
 

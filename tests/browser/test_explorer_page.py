@@ -11,7 +11,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.model.operators import EXPERTS
 from clustersim.parallel.process_groups import process_groups
-from clustersim.planning.explorer.explorer_data import explore
+from clustersim.planning.explorer.explorer_data import build_exploration
 from clustersim.report.explorer_page import explorer_page
 from clustersim.results.memory_check import build_footprint, build_plan, memory_timelines
 from tests.planning.explorer_page import ZERO, Page
@@ -75,7 +75,7 @@ def test_memory_traffic_and_bubble_are_what_the_tables_say(made: Made, ask: Ask)
         for rank in {0, scenario.layout.pp // 2, scenario.layout.pp - 1}:
             told = ask("model.traffic(settings, more)", settings, rank)
             assert told == pytest.approx(reference.traffic(settings, rank), rel=1e-9), (settings, rank)
-        played = tables.schedules.answer(reference.settings(settings))
+        played = tables.schedules.lookup(reference.settings(settings))
         assert ask("model.bubble(settings)", settings) == played["bubble"]
 
 
@@ -131,7 +131,7 @@ def test_the_curve_is_the_bubble(made: Made, open_page: Callable[..., Any]) -> N
         assert len(x) > 3
         for microbatches, share in zip(x, y, strict=True):
             asked = {**found, "schedule": name, "chunks": many, "microbatches": microbatches}
-            assert share == pytest.approx(100 * made.known.exploration.tables.schedules.answer(asked)["bubble"])
+            assert share == pytest.approx(100 * made.known.exploration.tables.schedules.lookup(asked)["bubble"])
 
 
 def test_the_scenario_s_bubble_is_told_as_run_tells_it(open_page: Callable[..., Any], tmp_path: Path) -> None:
@@ -145,7 +145,9 @@ def test_the_scenario_s_bubble_is_told_as_run_tells_it(open_page: Callable[..., 
         }
     )
     with few_choices():
-        (tmp_path / "page.html").write_text(explorer_page(explore(scenario, lambda _: None)), encoding="utf-8")
+        (tmp_path / "page.html").write_text(
+            explorer_page(build_exploration(scenario, lambda _: None)), encoding="utf-8"
+        )
     opened = open_page(tmp_path / "page.html")
     told = simulate(scenario).to_json()["bubble_fraction"]
     words = [opened.js(f"() => document.getElementById('{name}').textContent") for name in _BUBBLE_WORDS]

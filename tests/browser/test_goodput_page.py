@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.planning.layouts import Search, Space
-from clustersim.reliability import goodput
+from clustersim.planning.layouts import LayoutSearch, SearchSpace
+from clustersim.reliability import simulate_goodput
 from clustersim.report.goodput_page import goodput_page
 from clustersim.report.search_page import search_page
 from tests.browser.conftest import Opened
@@ -21,7 +21,7 @@ SIZES = pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
 @pytest.fixture(scope="module")
 def weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weeks") / "page.html"
-    weeks = goodput(job("economics.tokens=100B", "reliability.rates=100"), 8)
+    weeks = simulate_goodput(job("economics.tokens=100B", "reliability.rates=100"), 8)
     path.write_text(goodput_page(weeks, Path("plan.yaml")), encoding="utf-8")
     return path
 
@@ -30,7 +30,7 @@ def weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("found") / "page.html"
     vary = {"layout.tp": ["1", "2", "4"], "layout.data": ["ddp", "zero1"]}
-    page = search_page(Search(Space.only(job(), vary)).run(), Path("plan.yaml"))
+    page = search_page(LayoutSearch(SearchSpace.restricted_to(job(), vary)).run(), Path("plan.yaml"))
     path.write_text(page, encoding="utf-8")
     return path
 

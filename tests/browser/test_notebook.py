@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.report.run_page import fragment
+from clustersim.report.run_page import notebook_html
 from tests.browser.conftest import Opened
 from tests.small_pipeline import simulated
 
@@ -18,7 +18,7 @@ def test_a_result_shows_its_verdict_and_timeline_in_a_frame_of_its_own(
     shown = simulated()
     cell = tmp_path / "notebook.html"
     ready = "<script>document.documentElement.dataset.ready = 'yes'</script>"
-    cell.write_text(f"<!doctype html><meta charset=utf-8><body>{fragment(shown)}{ready}", encoding="utf-8")
+    cell.write_text(f"<!doctype html><meta charset=utf-8><body>{notebook_html(shown)}{ready}", encoding="utf-8")
     seen = open_page(cell)
     frame = seen.page.frame_locator("iframe")
     frame.locator("html[data-ready=yes]").wait_for(state="attached")

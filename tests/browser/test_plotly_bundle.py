@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.report.html_document import PLOTLY
+from clustersim.report.html_document import PLOTLY_PATH
 from tests.report.test_plotly import drawn
 
 pytestmark = pytest.mark.browser
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 def test_the_bundle_has_every_trace_type_that_figures_have(chromium: Any) -> None:
     page = chromium.new_page()
-    page.add_script_tag(content=PLOTLY.read_text(encoding="utf-8"))
+    page.add_script_tag(content=PLOTLY_PATH.read_text(encoding="utf-8"))
     there = set(page.evaluate("Object.keys(Plotly.PlotSchema.get().traces)"))
     page.close()
     assert drawn() <= there

@@ -12,15 +12,15 @@ from clustersim import Scenario, simulate
 from clustersim.common.units import Dimension, parse_quantity
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, PIPELINE
-from clustersim.report.draw.rank_heatmap import Heatmap, dominant_of, heatmap_card
-from clustersim.report.draw.timeline_figure import timeline_card
-from clustersim.report.html_document import document
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
-from clustersim.results.dominant_categories import DominantParts, dominant_parts
+from clustersim.report.draw.rank_heatmap import RankHeatmap, build_heatmap, heatmap_panel
+from clustersim.report.draw.timeline_figure import timeline_panel
+from clustersim.report.html_document import html_document
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
+from clustersim.results.dominant_categories import DominantCategories, dominant_categories
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
-from clustersim.results.trace_table import read_rows
+from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGORIES, TIME_CATEGORIES, TimeCategory
+from clustersim.results.trace_table import build_trace_table
 
 pytestmark = pytest.mark.browser
 
@@ -47,10 +47,10 @@ def result() -> SimulationResult:
     )
 
 
-def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
+def written(tmp_path: Path, heatmap: RankHeatmap | None) -> Path:
     assert heatmap is not None
     path = tmp_path / "heatmap.html"
-    path.write_text(document("heatmap", [heatmap_card(heatmap)]), encoding="utf-8")
+    path.write_text(html_document("heatmap", [heatmap_panel(heatmap)]), encoding="utf-8")
     return path
 
 
@@ -62,13 +62,13 @@ def by_stage(result: SimulationResult) -> list[int]:
 
 def part_at(result: SimulationResult, rank: int, words: str) -> str:
     """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
-    found = dominant_of(result)
+    found = build_heatmap(result)
     assert found is not None
     row = found.dominant.category[found.dominant.ranks.tolist().index(result.trace.representative[rank])]
     start = re.search(r"([\d.]+ \w+) to ", words)
     assert start is not None
     moment = parse_quantity(start[1], Dimension.TIME) * (1 + 1e-3)
-    return PARTS[row[int(moment / found.dominant.makespan * len(row))]].value
+    return TIME_CATEGORIES[row[int(moment / found.dominant.makespan * len(row))]].value
 
 
 def centre(page: Any, row: float, time: float) -> tuple[float, float]:
@@ -87,9 +87,11 @@ def centre(page: Any, row: float, time: float) -> tuple[float, float]:
 def test_every_rank_has_a_row_with_the_parts_that_python_finds(
     open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
-    page = open_page(written(tmp_path, dominant_of(result)))
+    page = open_page(written(tmp_path, build_heatmap(result)))
     rows = page.js(ROWS)
-    found = dominant_parts(read_rows(result.trace, result.program), result.cost.time_segment, bins=len(rows[0][2]))
+    found = dominant_categories(
+        build_trace_table(result.trace, result.program), result.cost.time_segment, bin_count=len(rows[0][2])
+    )
     place = np.searchsorted(found.ranks, result.trace.representative)
     assert [row[:2] for row in rows] == [[rank - 0.5, rank + 0.5] for rank in range(16)]
     for rank, row in zip(by_stage(result), rows, strict=True):
@@ -100,7 +102,7 @@ def test_every_rank_has_a_row_with_the_parts_that_python_finds(
 def test_hover_has_words_and_a_click_leads_to_the_class(
     open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
-    page = open_page(written(tmp_path, dominant_of(result)))
+    page = open_page(written(tmp_path, build_heatmap(result)))
     row = by_stage(result).index(SLOW)
     for time in (3.0, 3.1):
         page.page.mouse.move(*centre(page, row, time))
@@ -118,7 +120,7 @@ def test_hover_has_words_and_a_click_leads_to_the_class(
     text = page.page.inner_text("#heatmap-row")
     assert f"{len(same)} ranks do the same at the same times" in text
     assert f"Rank {alike} was simulated for them." in text
-    seconds = result.breakdown.of(alike)
+    seconds = result.breakdown.rank_seconds(alike)
     assert f"compute {1000 * seconds['compute']:.4g} ms" in text
     assert page.quiet()
 
@@ -126,10 +128,10 @@ def test_hover_has_words_and_a_click_leads_to_the_class(
 def test_another_order_puts_replicas_together(
     open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
-    page = open_page(written(tmp_path, dominant_of(result)))
+    page = open_page(written(tmp_path, build_heatmap(result)))
     page.page.select_option("select[data-figure=heatmap]", "1")
     page.until(lambda: page.drawn("heatmap") > 1)
-    found = dominant_of(result)
+    found = build_heatmap(result)
     assert found is not None
     axes = [result.scenario.layout.mesh.rank_coordinates(axis) for axis in DISPLAY_AXES]
     row = np.lexsort(axes).tolist().index(SLOW)
@@ -140,13 +142,16 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
     open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
     """Each stands in the middle of a cell of its kind, and of every kind that lasts for long there are some."""
-    found = dominant_of(result)
+    found = build_heatmap(result)
     page = open_page(written(tmp_path, found))
     rows = [cells for _, _, cells in page.js(ROWS)]
     size, bins = page.facts("heatmap")["size"], len(rows[0])
     signs = page.js("() => document.getElementById('heatmap').data.slice(1).map(({ x, y }) => [x, y])")
     assert 100 < sum(len(x) for x, _ in signs) <= 2000
-    kinds = ({part.place for part in EXPOSED.values()}, {Part.WAIT.place, *(part.place for part in BUBBLES)})
+    kinds = (
+        {part.index for part in EXPOSED_CATEGORIES.values()},
+        {TimeCategory.WAIT.index, *(part.index for part in BUBBLE_CATEGORIES)},
+    )
     assert found is not None
     for (x, y), kind in zip(signs, kinds, strict=True):
         at = (np.array(x) * size / found.dominant.makespan * bins).astype(int).tolist()
@@ -164,11 +169,11 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
 def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
     open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
-    found, timeline = dominant_of(result), timeline_of(result, shown_ranks(result))
+    found, timeline = build_heatmap(result), build_timeline(result, select_ranks(result))
     assert found is not None
     path = tmp_path / "both.html"
-    cards = [heatmap_card(found), timeline_card(timeline)]
-    path.write_text(document("both", cards), encoding="utf-8")
+    cards = [heatmap_panel(found), timeline_panel(timeline)]
+    path.write_text(html_document("both", cards), encoding="utf-8")
     page = open_page(path)
     classes = result.trace.representative.tolist()
     shown = {classes[row.rank]: row.rank for row in timeline.rows}
@@ -190,9 +195,11 @@ def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..
     representative = np.arange(16)[layout.mesh.rank_coordinates(PIPELINE)] * 8192
     representative[unlike] = unlike
     ranks = np.unique(representative)
-    category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
-    known = DominantParts(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
-    page = open_page(written(tmp_path, Heatmap(known, layout, np.arange(layout.world_size) // 8)), width=390, dark=True)
+    category = np.random.default_rng(0).integers(0, len(TIME_CATEGORIES), (len(ranks), bins)).astype(np.uint8)
+    known = DominantCategories(ranks, representative, np.full((len(ranks), len(TIME_CATEGORIES)), 0.5), category, 6.5)
+    page = open_page(
+        written(tmp_path, RankHeatmap(known, layout, np.arange(layout.world_size) // 8)), width=390, dark=True
+    )
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512
     row = np.lexsort([layout.rank_coordinates(axis) for axis in layout.axes]).tolist().index(unlike)

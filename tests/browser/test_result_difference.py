@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.report.result_difference import difference_of
+from clustersim.report.result_difference import compare_results
 from clustersim.report.result_difference_page import difference_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for change in ([], ["schedule=gpipe", "layout.tp=4", "layout.dp=1"])
     ]
     path = tmp_path_factory.mktemp("difference") / "page.html"
-    page = difference_page(difference_of(results[0], results[1], ("A", "B")), results)
+    page = difference_page(compare_results(results[0], results[1], ("A", "B")), results)
     path.write_text(page, encoding="utf-8")
     return path
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from clustersim.common.units import format_seconds
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
-from clustersim.report.timeline_arrays import drawing
-from clustersim.report.timeline_data import Timeline
+from clustersim.report.timeline_arrays import build_drawing
+from clustersim.report.timeline_data import PipelineTimeline
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -42,9 +42,9 @@ def result() -> SimulationResult:
 
 
 @pytest.fixture(scope="module")
-def timeline(result: SimulationResult) -> Timeline:
+def timeline(result: SimulationResult) -> PipelineTimeline:
     """What its page shows of time."""
-    return timeline_of(result, shown_ranks(result))
+    return build_timeline(result, select_ranks(result))
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +67,17 @@ def test_it_opens_without_a_complaint_or_a_request(open_page: Open, path: Path, 
     assert wide <= width, "nothing is cut off or must be scrolled sideways"
 
 
-def test_every_pass_is_drawn_where_and_when_it_ran(open_page: Open, path: Path, timeline: Timeline) -> None:
+def test_every_pass_is_drawn_where_and_when_it_ran(open_page: Open, path: Path, timeline: PipelineTimeline) -> None:
     seen, spans = open_page(path), timeline.spans
-    size, drawn = seen.facts("timeline")["size"], drawing(timeline)
+    size, drawn = seen.facts("timeline")["size"], build_drawing(timeline)
     boxes = {item["box"]: item for item in seen.js(BOXES, "timeline") if item["box"] >= 0}
-    lead = drawn.boxes.lead()
+    lead = drawn.boxes.first_spans()
     passes = np.flatnonzero((spans.lane[lead] == 0) & (spans.microbatch[lead] >= 0))
     assert len(passes) >= 4 * 2 * 8  # stages, ways, microbatches; a pass that stands still for a while is two boxes
     for box in passes.tolist():
         start, end = drawn.boxes.start[box], drawn.boxes.end[box]
-        assert boxes[box]["from"] * size == pytest.approx(start, abs=2 * drawn.tick)
-        assert boxes[box]["long"] * size == pytest.approx(end - start, abs=3 * drawn.tick)
+        assert boxes[box]["from"] * size == pytest.approx(start, abs=2 * drawn.tick_seconds)
+        assert boxes[box]["long"] * size == pytest.approx(end - start, abs=3 * drawn.tick_seconds)
 
 
 def test_microbatches_are_numbered_in_their_boxes(open_page: Open, path: Path) -> None:
@@ -114,12 +114,14 @@ def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result
 
 
 def test_pointing_at_a_box_says_what_it_waited_for_and_draws_the_arrow(
-    open_page: Open, path: Path, timeline: Timeline
+    open_page: Open, path: Path, timeline: PipelineTimeline
 ) -> None:
     seen = open_page(path)
-    drawn, spans = drawing(timeline), timeline.spans
-    lead = drawn.boxes.lead()
-    waited = np.where((spans.lane[lead] == 0) & (spans.row[lead] == 3), spans.start[lead] - spans.waiting[lead], 0)
+    drawn, spans = build_drawing(timeline), timeline.spans
+    lead = drawn.boxes.first_spans()
+    waited = np.where(
+        (spans.lane[lead] == 0) & (spans.row[lead] == 3), spans.start[lead] - spans.waiting_since[lead], 0
+    )
     box = int(waited.argmax())
     here = next(item for item in seen.js(BOXES, "timeline") if item["box"] == box)
     assert f"waited {format_seconds(float(waited[box]))} for" in here["words"]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.report.html_document import document
-from clustersim.report.panels.network import network_card, network_of
-from clustersim.report.panels.topology import picture_of, topology_card, topology_page
+from clustersim.report.html_document import html_document
+from clustersim.report.panels.network import build_network, network_panel
+from clustersim.report.panels.topology import result_topology, topology_page, topology_panel
 
 pytestmark = pytest.mark.browser
 
@@ -25,11 +25,11 @@ PLAN = {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = simulate(Scenario.from_mapping(PLAN))
-    network = network_of(result)
+    network = build_network(result)
     assert network is not None
     path = tmp_path_factory.mktemp("network") / "page.html"
-    path.write_text(document("network", [network_card(network), topology_card(picture_of(result))]))
-    path.with_name("topology.html").write_text(topology_page(picture_of(result)), encoding="utf-8")
+    path.write_text(html_document("network", [network_panel(network), topology_panel(result_topology(result))]))
+    path.with_name("topology.html").write_text(topology_page(result_topology(result)), encoding="utf-8")
     return path
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from calibrate.fit.fit_quality import Fits
-from calibrate.fit.published_fit import fit
+from calibrate.fit.fit_quality import AcceleratorFits
+from calibrate.fit.published_fit import fit_published
 
 
 @pytest.fixture(scope="session")
-def fits() -> Fits:
-    return fit()
+def fits() -> AcceleratorFits:
+    return fit_published()

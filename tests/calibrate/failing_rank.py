@@ -28,13 +28,13 @@ def built(*given: Any) -> Trainer:
         fail()
     trainer = build(*given)
     if second():
-        trainer.update.step = fail  # type: ignore[method-assign]
+        trainer.weight_update.update_weights = fail  # type: ignore[method-assign]
     return trainer
 
 
-build = training_setup.trainer_of
+build = training_setup.build_trainer
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    training_setup.trainer_of = built
+    training_setup.build_trainer = built
     sys.exit(main(["--check", sys.argv[2], "--device", "cpu", "--set", "cluster.gpus=2", "--set", "layout.data=ddp"]))

@@ -29,10 +29,10 @@ class FakeCupti:
         self._gpu = cuda.gpu()
         self._run = self._gpu.run
         self.spans: list[tuple[float, float, float]] | None = None
-        monkeypatch.setattr(self._gpu, "run", self.run)
-        monkeypatch.setattr(torch.profiler, "profile", self.profile)
+        monkeypatch.setattr(self._gpu, "run", self.run_steps)
+        monkeypatch.setattr(torch.profiler, "profile", self.profile_steps)
 
-    def run(self, stream: Stream, work: Work) -> None:
+    def run_steps(self, stream: Stream, work: Work) -> None:
         """A kernel, which the profile has where the operator is that launches it."""
         if self.spans is None:
             self._run(stream, work)
@@ -41,7 +41,7 @@ class FakeCupti:
             self._run(stream, work)
         self.spans.append((self._gpu.clock.now, self._gpu._starts[-1], self._gpu._spans[-1][0]))
 
-    def profile(self, activities: Any, **options: Any) -> "_Profile":
+    def profile_steps(self, activities: Any, **options: Any) -> "_Profile":
         """`torch.profiler.profile`."""
         known = ProfilerActivity.CUDA in activities
         return _Profile(self if known else None, _PROFILE(activities=[ProfilerActivity.CPU], **options))

@@ -66,7 +66,7 @@ class Library:
     def _found(self, handle: Any, place: int | None) -> int:
         if place is None:
             return int(pynvml.NVML_ERROR_NOT_FOUND)
-        handle._obj.contents = pynvml.struct_c_nvmlDevice_t()
+        handle._obj.stage_contents = pynvml.struct_c_nvmlDevice_t()
         self._handles = getattr(self, "_handles", {})
         self._handles[_address(handle._obj)] = self._gpus[place]
         return 0
@@ -123,4 +123,4 @@ def _put(reference: Any, value: int) -> int:
 def _address(pointer: Any) -> int:
     import ctypes
 
-    return ctypes.addressof(pointer.contents)
+    return ctypes.addressof(pointer.stage_contents)

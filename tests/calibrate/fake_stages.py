@@ -43,7 +43,7 @@ class StandIns:
             monkeypatch.setitem(sys.modules, f"calibrate.{part}.measure", module)
             if f"calibrate.{part}" not in sys.modules:
                 monkeypatch.setitem(sys.modules, f"calibrate.{part}", SimpleNamespace(measure=module))
-        monkeypatch.setattr("calibrate.stages.burn_in_stage.soak", self.soak)
+        monkeypatch.setattr("calibrate.stages.burn_in_stage.burn_in", self.soak)
         return self
 
     def soak(self, _device: Any, seconds: float, _say: Any) -> tuple[TelemetrySample, ...]:

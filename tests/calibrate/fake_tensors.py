@@ -103,7 +103,7 @@ class _Places(TorchFunctionMode):
 
     def _pinned(self, func: Any, args: Any, given: dict[str, Any]) -> Tensor:
         """Memory of the host, of which nothing is kept but its size."""
-        made = args[0].to("meta") if func is Tensor.pin_memory else func(*args, **given | {"device": _META})
+        made = args[0].send_counts("meta") if func is Tensor.pin_memory else func(*args, **given | {"device": _META})
         self._host[made] = None
         return made
 

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from calibrate.check.expert_parallel import own_weights
-from calibrate.check.phase_timer import Timeline
-from calibrate.check.supported import trainer_of
-from calibrate.check.trainer import Batch
+from calibrate.check.expert_parallel import expert_parameters
+from calibrate.check.phase_timer import PhaseTimer
+from calibrate.check.supported import build_trainer
+from calibrate.check.trainer import TrainingBatch
 from calibrate.collectives import operations as torch_collectives
 from calibrate.collectives import sweep
 from calibrate.collectives.command import measure_calls
-from calibrate.collectives.interference import beside
-from calibrate.collectives.process_groups import joined, joined_world
-from calibrate.collectives.sweep import Skipped
-from calibrate.devices.device import find
-from calibrate.kernels.copy_interference import usual_kernel
+from calibrate.collectives.interference import measure_interference
+from calibrate.collectives.process_groups import current_world, process_group_session
+from calibrate.collectives.sweep import SkippedCall
+from calibrate.devices.device import find_device
+from calibrate.kernels.copy_interference import square_matmul
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample
@@ -42,8 +42,8 @@ def main(output: Path) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
     seen: dict[str, Any] = {}
-    with joined("gloo", torch.device("cpu")):
-        seen["nodes"] = joined_world().nodes
+    with process_group_session("gloo", torch.device("cpu")):
+        seen["nodes"] = current_world().node_count
         seen["all"] = rows(
             [
                 CollectiveCall(collective_type, SIZE, *shape)
@@ -78,23 +78,23 @@ def experts_apart() -> dict[str, float]:
     """
     ranks = dist.get_world_size()
     layout = f"layout={{ep: {ranks}, data: ddp}}"
-    spread = trainer_of(scenario(LLAMA, *MIXTURE, f"cluster={{name: dgx-h100, gpus: {ranks}}}", layout), CPU)
-    alone = trainer_of(scenario(LLAMA, *MIXTURE), CPU)
+    spread = build_trainer(scenario(LLAMA, *MIXTURE, f"cluster={{name: dgx-h100, gpus: {ranks}}}", layout), CPU)
+    alone = build_trainer(scenario(LLAMA, *MIXTURE), CPU)
     whole = {name: weight.detach() for name, weight in spread.model.module.named_parameters()}
-    mine = own_weights(spread.model.module)
+    mine = expert_parameters(spread.model.module)
     for name, weight in alone.model.named_parameters():
         weight.data.copy_(torch.cat(gathered(whole[name])) if name in mine else whole[name])
     generator = torch.Generator().manual_seed(3)
     tokens, targets = (torch.randint(128, (ranks, 1, 32), generator=generator) for _ in range(2))
-    alone.passes(Batch(tokens, targets), Timeline(CPU))
+    alone.run_passes(TrainingBatch(tokens, targets), PhaseTimer(CPU))
     here = slice(dist.get_rank(), dist.get_rank() + 1)
-    spread.passes(Batch(tokens[here], targets[here]), Timeline(CPU))
+    spread.run_passes(TrainingBatch(tokens[here], targets[here]), PhaseTimer(CPU))
     wanted = {name: weight.grad for name, weight in alone.model.named_parameters()}
     found = {
         name: torch.cat(gathered(weight.grad)) if name in mine else weight.grad
         for name, weight in spread.model.module.named_parameters()
     }
-    norms = [float(trainer.update._norm()) for trainer in (spread, alone)]
+    norms = [float(trainer.weight_update._gradient_norm()) for trainer in (spread, alone)]
     apart = {name: float((found[name] - item).abs().max() / item.abs().max()) for name, item in wanted.items()}
     return {**apart, "norm": abs(norms[0] / norms[1] - 1.0)}
 
@@ -113,7 +113,7 @@ def possible(shape: tuple[int, int]) -> list[CollectiveType]:
 
 def rows(calls: list[CollectiveCall]) -> list[list[Any]]:
     """All rows, which every rank must see alike."""
-    measured = measure_calls(calls, find("cpu"), patience=0.01)
+    measured = measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01)
     mine = [row.time.seconds for row in measured]
     others: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(others, mine)
@@ -125,29 +125,33 @@ def skipped() -> list[str]:
     """Why calls were not measured."""
     reasons: list[str] = []
 
-    def note(result: CollectiveSample | Skipped) -> None:
-        if isinstance(result, Skipped):
-            reasons.append(result.why)
+    def note(result: CollectiveSample | SkippedCall) -> None:
+        if isinstance(result, SkippedCall):
+            reasons.append(result.reason)
 
     huge = [CollectiveCall(CollectiveType.BROADCAST, 1e15, 2, 1), CollectiveCall(CollectiveType.BROADCAST, SIZE, 8, 1)]
-    measure_calls([*huge, CollectiveCall(CollectiveType.SEND_RECV, SIZE, 4, 2)], find("cpu"), arrived=note)
-    measure_calls([CollectiveCall(CollectiveType.BROADCAST, SIZE, 2, 1)], find("cpu"), budget=0.0, arrived=note)
-    sweep._USABLE = float("inf")  # the memory looks free, but one rank cannot have it
-    measure_calls([CollectiveCall(CollectiveType.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
+    measure_calls([*huge, CollectiveCall(CollectiveType.SEND_RECV, SIZE, 4, 2)], find_device("cpu"), on_result=note)
+    measure_calls(
+        [CollectiveCall(CollectiveType.BROADCAST, SIZE, 2, 1)], find_device("cpu"), budget=0.0, on_result=note
+    )
+    sweep._USABLE_MEMORY_FRACTION = float("inf")  # the memory looks free, but one rank cannot have it
+    measure_calls([CollectiveCall(CollectiveType.BROADCAST, 1e15, 2, 1)], find_device("cpu"), on_result=note)
     return reasons
 
 
 def together() -> list[list[Any]]:
     """Kernels beside calls of groups in and across nodes, which every rank must see alike; and what cannot be run."""
-    kernels = [usual_kernel(DType.FP32, 64), usual_kernel(DType.FP8, 64)]
+    kernels = [square_matmul(DType.FP32, 64), square_matmul(DType.FP8, 64)]
     gather, send = (
         CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 4, 2),
         CollectiveCall(CollectiveType.SEND_RECV, SIZE, 2, 1),
     )
     calls = [gather, send, CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 8, 1)]
-    found = list(beside([(kernel, call) for call in calls for kernel in kernels], find("cpu"), rounds=1))
+    found = list(
+        measure_interference([(kernel, call) for call in calls for kernel in kernels], find_device("cpu"), rounds=1)
+    )
     mine = [
-        item.why if isinstance(item, Skipped) else [item.beside, item.kernel_slowdown, item.comm_slowdown]
+        item.reason if isinstance(item, SkippedCall) else [item.beside, item.kernel_slowdown, item.comm_slowdown]
         for item in found
     ]
     others: list[Any] = [None] * dist.get_world_size()
@@ -158,43 +162,47 @@ def together() -> list[list[Any]]:
 
 def short(step: str) -> list[str]:
     """Why a call is left out when the fourth rank alone has no memory for its check, its result, or its buffers."""
-    does = torch_collectives._CALLS[CollectiveType.ALL_GATHER]
+    does = torch_collectives._PREPARERS[CollectiveType.ALL_GATHER]
 
     def refused() -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
 
-    def lacking(member: torch_collectives.Member, payload: float) -> torch_collectives.Prepared:
+    def lacking(member: torch_collectives.GroupMember, payload: float) -> torch_collectives.PreparedCollective:
         call, checked = does(member, payload), payload != SIZE
         if dist.get_rank() != 3 or (step == "measure") == checked:
             return call
-        return torch_collectives.Prepared(call.lap, call.result, refused if step == "expect" else refused())
+        return torch_collectives.PreparedCollective(
+            call.iteration, call.result, refused if step == "expect" else refused()
+        )
 
-    torch_collectives._CALLS = {**torch_collectives._CALLS, CollectiveType.ALL_GATHER: lacking}
-    reasons = [item.why for item in [*passed_over([CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]]
-    torch_collectives._CALLS = {**torch_collectives._CALLS, CollectiveType.ALL_GATHER: does}
+    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, CollectiveType.ALL_GATHER: lacking}
+    reasons = [
+        skipped_call.reason for skipped_call in [*passed_over([CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]
+    ]
+    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, CollectiveType.ALL_GATHER: does}
     return reasons
 
 
-def passed_over(calls: list[CollectiveCall]) -> list[Skipped]:
+def passed_over(calls: list[CollectiveCall]) -> list[SkippedCall]:
     """Calls that were not measured."""
-    left: list[CollectiveSample | Skipped] = []
-    measure_calls(calls, find("cpu"), patience=0.01, arrived=left.append)
-    return [item for item in left if isinstance(item, Skipped)]
+    left: list[CollectiveSample | SkippedCall] = []
+    measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01, on_result=left.append)
+    return [item for item in left if isinstance(item, SkippedCall)]
 
 
 def wrong(collective: CollectiveType) -> str:
     """What is said of a collective that does nothing in one group."""
-    does = torch_collectives._CALLS[collective]
+    does = torch_collectives._PREPARERS[collective]
 
-    def broken(member: torch_collectives.Member, payload: float) -> torch_collectives.Prepared:
+    def broken(member: torch_collectives.GroupMember, payload: float) -> torch_collectives.PreparedCollective:
         call = does(member, payload)
         result = call.result
         assert result is not None
-        return torch_collectives.Prepared(call.lap, result + (dist.get_rank() == 3), call.expected)
+        return torch_collectives.PreparedCollective(call.iteration, result + (dist.get_rank() == 3), call.expected)
 
-    torch_collectives._CALLS = {**torch_collectives._CALLS, collective: broken}
+    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, collective: broken}
     try:
-        measure_calls([CollectiveCall(collective, SIZE, 2, 1)], find("cpu"))
+        measure_calls([CollectiveCall(collective, SIZE, 2, 1)], find_device("cpu"))
     except InputError as error:
         return str(error)
     return "nothing"

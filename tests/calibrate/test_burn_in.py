@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 devices = pytest.importorskip("calibrate.devices.device")
 fake_nvml = pytest.importorskip("tests.calibrate.fake_nvml")
 from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
-from calibrate.devices.burn_in import soak  # noqa: E402
+from calibrate.devices.burn_in import burn_in  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
-from calibrate.devices.gpu_variation import gpu_rows  # noqa: E402
+from calibrate.devices.gpu_variation import measure_gpu_variation  # noqa: E402
 from calibrate.kernels import measure, pytorch_ops, selection  # noqa: E402
-from calibrate.kernels.copy_interference import usual_kernel  # noqa: E402
-from calibrate.kernels.timing import Method, measure  # noqa: E402
+from calibrate.kernels.copy_interference import square_matmul  # noqa: E402
+from calibrate.kernels.timing import MeasurementMethod, measure_action  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip, Work  # noqa: E402
@@ -29,7 +29,7 @@ from tests.calibrate.fake_gpu import Chip, Work  # noqa: E402
 SLOW = Chip(flop_per_cycle=4096.0 * 132 / 64, cache=2.0**20, heat=2.0)
 LOWER = SLOW.boost / SLOW.sustained  # times longer under load: 1.41
 SECONDS = 1.5e-3  # of a kernel at the boost clock
-KERNEL = usual_kernel(DType.BF16, 4096)
+KERNEL = square_matmul(DType.BF16, 4096)
 
 
 @pytest.fixture
@@ -41,20 +41,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 
 def _prepared(monkeypatch: pytest.MonkeyPatch, made: Callable[[], Any]) -> None:
-    monkeypatch.setattr(pytorch_ops, "prepare", lambda *_: made())
+    monkeypatch.setattr(pytorch_ops, "prepare_kernel", lambda *_: made())
 
 
 def test_a_device_whose_clock_falls_is_measured_at_its_sustained_rate(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a soak, by what `calibrate` measures kernels with, over five of them and pauses of the host between."""
-    device = devices.find("cuda")
+    device = devices.find_device("cuda")
     _prepared(monkeypatch, lambda: cuda.kernel(SECONDS))
-    moments = soak(device, 120.0, lambda _: None)
+    moments = burn_in(device, 120.0, lambda _: None)
     assert moments[0].state.sm_clock_mhz > 1.1 * moments[-1].state.sm_clock_mhz
     for size in range(1024, 6 * 1024, 1024):
         cuda.clock.advance(0.02)
-        (row,) = selection.measure([usual_kernel(DType.BF16, size)], device)
+        (row,) = selection.measure_kernels([square_matmul(DType.BF16, size)], device)
         assert row.time is not None and row.under is not None
         assert row.time.seconds == pytest.approx(LOWER * SECONDS, rel=0.02)
         assert row.under.sm_clock_mhz == pytest.approx(1e-6 * SLOW.sustained, rel=0.02)
@@ -69,24 +69,24 @@ def test_a_burst_on_a_cold_device_is_at_its_boost_rate(cuda: FakeCuda) -> None:
         def launch(self, seconds: float) -> None:
             torch.cuda._sleep(int(2e9 * seconds))
 
-    burst = Method(sample=1e-3, least=5, span=0.0)
-    found = measure(cuda_device.CudaStopwatch(Waiting()), cuda.kernel(SECONDS), burst)
+    burst = MeasurementMethod(min_sample_seconds=1e-3, min_samples=5, min_span_seconds=0.0)
+    found = measure_action(cuda_device.CudaStopwatch(Waiting()), cuda.kernel(SECONDS), burst)
     assert found.seconds == pytest.approx(SECONDS, rel=0.02)
 
 
 def test_a_device_works_while_the_host_prepares_and_between_samples(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = devices.find("cuda")
+    device = devices.find_device("cuda")
 
     def slowly() -> Any:
         cuda.clock.advance(3.0)  # compiling
         return cuda.kernel(SECONDS)
 
     _prepared(monkeypatch, slowly)
-    soak(device, 120.0, lambda _: None)
+    burn_in(device, 120.0, lambda _: None)
     began = cuda.clock.now
-    row = measure.row(KERNEL, device, Method())
+    row = measure.measure_kernel(KERNEL, device, MeasurementMethod())
     assert row.outcome is MeasurementOutcome.MEASURED
     assert cuda.gpu().loaded(began, cuda.clock.now) > 0.97
     assert row.time is not None
@@ -97,7 +97,7 @@ def test_a_device_works_while_the_host_prepares_and_between_samples(
 def test_a_soak_ends_when_the_clock_is_steady_and_says_so() -> None:
     """With a time constant of 2 s, 10 s drift less than 1 % when what is left of the fall is 3 % of it: after 7 s."""
     said: list[str] = []
-    moments = soak(devices.find("cuda"), 120.0, said.append)
+    moments = burn_in(devices.find_device("cuda"), 120.0, said.append)
     clocks = [moment.state.sm_clock_mhz for moment in moments]
     assert 10.0 < moments[-1].seconds < 20.0
     assert clocks[-1] == pytest.approx(1e-6 * SLOW.sustained, rel=0.01)
@@ -109,7 +109,7 @@ def test_a_soak_ends_when_the_clock_is_steady_and_says_so() -> None:
 @pytest.mark.usefixtures("cuda")
 def test_a_soak_that_is_too_short_says_so() -> None:
     said: list[str] = []
-    moments = soak(devices.find("cuda"), 3.0, said.append)
+    moments = burn_in(devices.find_device("cuda"), 3.0, said.append)
     assert 3.0 <= moments[-1].seconds < 4.0
     assert "too short a soak" in said[0]
 
@@ -120,15 +120,15 @@ def test_without_a_driver_that_tells_clocks_the_pace_of_products_does(
     library = fake_nvml.install(cuda, monkeypatch)
     library.failing["nvmlInitWithFlags"] = 9
     monkeypatch.setattr("shutil.which", lambda _: None)
-    moments = soak(devices.find("cuda"), 120.0, lambda _: None)
+    moments = burn_in(devices.find_device("cuda"), 120.0, lambda _: None)
     assert moments[-1].state == DeviceTelemetry()
     assert 10.0 < moments[-1].seconds < 20.0
 
 
 def test_a_cpu_is_looked_at_once() -> None:
-    (moment,) = soak(CpuDevice(), 120.0, lambda _: None)
+    (moment,) = burn_in(CpuDevice(), 120.0, lambda _: None)
     assert moment.seconds == 0.0
-    assert gpu_rows(CpuDevice()) == ()
+    assert measure_gpu_variation(CpuDevice()) == ()
 
 
 def test_gpus_of_a_node_are_compared_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_gpus_of_a_node_are_compared_under_load(monkeypatch: pytest.MonkeyPatch)
     cuda = FakeCuda(Chip(flop_per_cycle=SLOW.flop_per_cycle, heat=0.5), hot).install(monkeypatch)
     fake_nvml.install(cuda, monkeypatch, order=[1, 0])
     with fake_tensors.on(cuda):
-        first, second = gpu_rows(devices.find("cuda"))
+        first, second = measure_gpu_variation(devices.find_device("cuda"))
     assert (first.place, second.place) == ("cuda:0", "cuda:1")
     assert second.time.seconds / first.time.seconds == pytest.approx(1.2, rel=0.01)
     assert first.under is not None and second.under is not None
@@ -163,25 +163,31 @@ def test_short_kernels_are_right_whatever_events_take(
             def launch(self, seconds: float) -> None:
                 cuda.launch(Work(seconds=max(seconds, 1e-4)))
 
-        watch = cuda_device.CudaStopwatch(Filling(), between=flush if flushed else None)
+        watch = cuda_device.CudaStopwatch(Filling(), pre_run=flush if flushed else None)
         run = cuda.kernel(seconds, clocked=False)
-        method = Method(seconds=10.0, span=0.2 if flushed else 0.02, batch=32 if flushed else 256, error=0.0, most=60)
-        assert measure(watch, run, method).seconds == pytest.approx(seconds, rel=0.02)
+        method = MeasurementMethod(
+            max_seconds=10.0,
+            min_span_seconds=0.2 if flushed else 0.02,
+            max_runs_per_sample=32 if flushed else 256,
+            target_error=0.0,
+            max_samples=60,
+        )
+        assert measure_action(watch, run, method).seconds == pytest.approx(seconds, rel=0.02)
 
 
 def test_a_flush_leaves_nothing_to_be_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a cache takes its bytes over the bandwidth to be read; what was written would be driven out meanwhile."""
     chip = Chip(flop_per_cycle=SLOW.flop_per_cycle, event=(2e-6, 2e-6))
     cuda, half = FakeCuda(chip).install(monkeypatch), 0.5 * chip.cache
-    method = Method(seconds=0.05, span=0.0)
+    method = MeasurementMethod(max_seconds=0.05, min_span_seconds=0.0)
 
     def read() -> None:
         cuda.launch(Work(reads=((1, half),)))
 
     with fake_tensors.on(cuda):
-        device = devices.find("cuda")
-        found = measure(device.stopwatch(flushed=True), read, method)
+        device = devices.find_device("cuda")
+        found = measure_action(device.stopwatch(flushed=True), read, method)
         assert found.seconds == pytest.approx(half / chip.bandwidth, rel=0.001)
-        monkeypatch.setattr(cuda_device, "_read", lambda other, _total: other.zero_())
-        written = measure(device.stopwatch(flushed=True), read, method)
+        monkeypatch.setattr(cuda_device, "_read_buffer", lambda other, _total: other.zero_())
+        written = measure_action(device.stopwatch(flushed=True), read, method)
     assert written.seconds == pytest.approx(2.0 * found.seconds, rel=0.001)

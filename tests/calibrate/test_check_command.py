@@ -14,7 +14,7 @@ from tests.calibrate.check_scenarios import LLAMA, TRAINING, one_thread, scenari
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.context import Room, fitted_layers, world_of  # noqa: E402
+from calibrate.check.context import MemoryBudget, fit_layer_count, resolve_world  # noqa: E402
 from calibrate.check.supported import require_supported  # noqa: E402
 from calibrate.check_command import add_arguments, command  # noqa: E402 - torch first
 
@@ -45,7 +45,7 @@ def test_one_process_cannot_train_two_ranks(path: str) -> None:
 
 def test_more_processes_than_ranks_are_refused() -> None:
     with pytest.raises(InputError, match="1 ranks, and this is 4 processes; start one"):
-        world_of(scenario(), {"WORLD_SIZE": "4"})
+        resolve_world(scenario(), {"WORLD_SIZE": "4"})
 
 
 def test_a_gpu_that_is_not_there_is_refused(path: str) -> None:
@@ -115,25 +115,25 @@ def test_a_model_is_cut_to_the_layers_that_fit() -> None:
     from calibrate.check.prediction import peak_allocated
 
     given = scenario(LLAMA, "model.layers=6")
-    room = Room(peak_allocated(scenario(LLAMA, "model.layers=4")))
-    assert fitted_layers(given, room, None).model.layer_count == 4
-    assert fitted_layers(given, room, 3).model.layer_count == 3
-    assert fitted_layers(given, Room(2 * room.trained), None) is given
+    room = MemoryBudget(peak_allocated(scenario(LLAMA, "model.layers=4")))
+    assert fit_layer_count(given, room, None).model.layer_count == 4
+    assert fit_layer_count(given, room, 3).model.layer_count == 3
+    assert fit_layer_count(given, MemoryBudget(2 * room.training_bytes), None) is given
     with pytest.raises(InputError, match=r"with only 1 layers needs .* make it smaller"):
-        fitted_layers(given, Room(1.0), None)
+        fit_layer_count(given, MemoryBudget(1.0), None)
 
 
 def test_what_is_trained_leaves_room_to_measure_every_kernel() -> None:
     """Half of the memory at most, and with the largest kernel (an update of many weights) no more than all of it."""
     from calibrate.check.prediction import peak_allocated
-    from calibrate.kernels.pytorch_ops import allocated
+    from calibrate.kernels.pytorch_ops import allocated_bytes
 
     wide = ("model.layers=6", "model.hidden=128", "model.ffn=512", "model.vocab=512", "training.microbatch=1")
     given, cpu = scenario(LLAMA, *wide), torch.device("cpu")
     for times, whole in ((1.5, False), (1.9, False), (2.5, True)):
         free = times * peak_allocated(given)
-        cut = fitted_layers(given, Room.shared(free, cpu), None)
-        peak, largest = peak_allocated(cut), max(allocated(kernel, cpu) for kernel in distinct_kernels(cut))
+        cut = fit_layer_count(given, MemoryBudget.shared_with_kernels(free, cpu), None)
+        peak, largest = peak_allocated(cut), max(allocated_bytes(kernel, cpu) for kernel in distinct_kernels(cut))
         assert peak <= free / 2.0
         assert largest <= 0.8 * (free - peak)
         assert (cut.model.layer_count == given.model.layer_count) is whole

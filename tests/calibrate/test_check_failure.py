@@ -13,7 +13,7 @@ from tests.calibrate.check_scenarios import LLAMA, TRAINING
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.failure_propagation import together  # noqa: E402 - torch first
+from calibrate.check.failure_propagation import run_on_all_ranks  # noqa: E402 - torch first
 from calibrate.collectives.process_groups import World  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -55,5 +55,5 @@ def test_all_end_where_one_is_out_of_memory(where: str, tmp_path: Path) -> None:
 
 def test_alone_an_error_is_raised_and_a_result_returned() -> None:
     with pytest.raises(IndexError):
-        together(World(0, 1, 1), lambda: [][0])
-    assert together(World(0, 1, 1), lambda: 3) == 3
+        run_on_all_ranks(World(0, 1, 1), lambda: [][0])
+    assert run_on_all_ranks(World(0, 1, 1), lambda: 3) == 3

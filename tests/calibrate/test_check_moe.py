@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.model.kernels import GROUPED_MATMUL_KINDS, MatmulLayout, MatmulShape
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import ComputeTask
@@ -15,11 +15,11 @@ from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.moe import Mixture, _even  # noqa: E402 - torch first
-from calibrate.check.phase_timer import Timeline  # noqa: E402
-from calibrate.check.supported import build_plan, require_supported, trainer_of  # noqa: E402
-from calibrate.check.torch_model import build  # noqa: E402
-from calibrate.check.trainer import random_batch, step  # noqa: E402
+from calibrate.check.moe import MoeLayer, _balancing_logits  # noqa: E402 - torch first
+from calibrate.check.phase_timer import PhaseTimer  # noqa: E402
+from calibrate.check.supported import build_plan, build_trainer, require_supported  # noqa: E402
+from calibrate.check.torch_model import build_stage  # noqa: E402
+from calibrate.check.trainer import random_batch, training_step  # noqa: E402
 from clustersim.common.errors import InputError  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def _alone() -> Iterator[None]:
 def _predicted(given: Scenario) -> Counter[Product]:
     """Grouped products of a step: groups, rows of each, and the other two sizes."""
     plan, found = build_plan(given), Counter[Product]()
-    (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
+    (program,) = lower_step(plan, given.schedule.order(1, plan.microbatches)).programs
     blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
     for kernel in (
         operation.kernel for block in blocks for operation in block.operations if operation.kernel is not None
@@ -67,9 +67,9 @@ def _run(given: Scenario) -> Counter[Product]:
                     found[groups, a.shape[-1] // groups, a.shape[0], b.shape[-1]] += 1
             return operator(*args, **(kwargs or {}))
 
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
     with Products():
-        trainer.passes(batch, Timeline(CPU))
+        trainer.run_passes(batch, PhaseTimer(CPU))
     return found
 
 
@@ -78,7 +78,7 @@ def test_the_mixture_has_the_parameters_that_are_counted(experts: str) -> None:
     given = scenario(LLAMA, experts)
     plan = build_plan(given)
     with torch.device("meta"):
-        made = build(plan, plan.stages[0])
+        made = build_stage(plan, plan.stages[0])
     assert sum(weight.numel() for weight in made.parameters()) == parameter_count(given.model)
 
 
@@ -86,7 +86,7 @@ def test_a_rank_holds_its_own_experts() -> None:
     """Half of the experts' weights, and all others."""
     whole, half = build_plan(scenario(LLAMA, MIXTURE)), build_plan(scenario(LLAMA, MIXTURE, *APART))
     with torch.device("meta"):
-        both = [build(plan, plan.stages[0]) for plan in (whole, half)]
+        both = [build_stage(plan, plan.stages[0]) for plan in (whole, half)]
     all_weights, own = (sum(weight.numel() for weight in made.parameters()) for made in both)
     assert all_weights - own == 2 * 4 * 3 * 48 * 64  # layers, experts, matrices
 
@@ -103,7 +103,7 @@ def test_experts_are_chosen_in_turn(tokens: int, top_k: int, count: int) -> None
     """As often as each other, or once more; all of a token's are different."""
     from clustersim.model.layer_stack import MlpType, MoeMlp
 
-    marks = _even(tokens, MoeMlp(count, top_k, 4, MlpType.SWIGLU)) > 0
+    marks = _balancing_logits(tokens, MoeMlp(count, top_k, 4, MlpType.SWIGLU)) > 0
     assert marks.sum(1).tolist() == [top_k] * tokens
     rows = marks.sum(0)
     assert int(rows.max() - rows.min()) <= 1
@@ -111,17 +111,17 @@ def test_experts_are_chosen_in_turn(tokens: int, top_k: int, count: int) -> None
 
 def test_training_a_mixture_makes_the_loss_smaller() -> None:
     given = scenario(LLAMA, MIXTURE)
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
 
     def loss() -> float:
         with torch.no_grad():
             return float(trainer.model(batch.tokens[0], batch.targets[0]))
 
     first = loss()
-    routers = [module.router.weight for module in trainer.model.modules() if isinstance(module, Mixture)]
+    routers = [module.router.weight for module in trainer.model.modules() if isinstance(module, MoeLayer)]
     before = [weight.detach().clone() for weight in routers]
     for _ in range(10):
-        step(trainer, batch, Timeline(CPU))
+        training_step(trainer, batch, PhaseTimer(CPU))
     assert loss() < first
     assert all(not torch.equal(old, new) for old, new in zip(before, routers, strict=True))
 
@@ -147,4 +147,4 @@ def test_what_experts_cannot_be_trained_with_is_refused(overrides: tuple[str, ..
 def test_one_expert_is_a_dense_mlp() -> None:
     given = scenario(LLAMA, "model.experts={count: 1, top_k: 1, ffn: 48}")
     require_supported(given)
-    assert not any(isinstance(module, Mixture) for module in trainer_of(given, CPU).model.modules())
+    assert not any(isinstance(module, MoeLayer) for module in build_trainer(given, CPU).model.modules())

@@ -14,12 +14,12 @@ from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.measurement import pooled_kernels, together, typical  # noqa: E402
-from calibrate.check.phase_timer import Part, StepTime  # noqa: E402
-from calibrate.check.prediction import as_trained, peak_allocated, predict  # noqa: E402
-from calibrate.check.step_comparison import Comparison, Pair  # noqa: E402 - torch first
-from calibrate.check.step_profile import profiled  # noqa: E402
-from calibrate.check.supported import build_plan, trainer_of  # noqa: E402
+from calibrate.check.measurement import median_step, merge_rank_times, pool_kernels  # noqa: E402
+from calibrate.check.phase_timer import StepPhase, StepTime  # noqa: E402
+from calibrate.check.prediction import adapt_scenario, peak_allocated, predict_step  # noqa: E402
+from calibrate.check.step_comparison import StepComparison, TimeComparison  # noqa: E402 - torch first
+from calibrate.check.step_profile import profile_step  # noqa: E402
+from calibrate.check.supported import build_plan, build_trainer  # noqa: E402
 from calibrate.check.trainer import random_batch  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -34,23 +34,23 @@ def _alone() -> Iterator[None]:
 @pytest.mark.parametrize("layout", ["dp=2", "tp=2", "pp=2"])
 def test_parts_sum_to_the_step(layout: str) -> None:
     given = scenario(LLAMA, "cluster.gpus=2", f"layout.{layout}")
-    found = predict(given, None)
-    assert sum(found.parts.values()) == pytest.approx(found.seconds)
-    assert min(found.parts.values()) > -1e-12
+    found = predict_step(given, None)
+    assert sum(found.phases.values()) == pytest.approx(found.seconds)
+    assert min(found.phases.values()) > -1e-12
 
 
 def test_kinds_of_one_process_are_all_of_its_step() -> None:
-    found = predict(scenario(), None)
-    assert sum(found.kinds.values()) == pytest.approx(found.seconds)
+    found = predict_step(scenario(), None)
+    assert sum(found.kernel_kinds.values()) == pytest.approx(found.seconds)
 
 
 def test_a_profile_finds_every_kind_that_is_simulated() -> None:
     given = scenario(LLAMA)
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
-    profiled(trainer, batch, CPU)  # the optimizer's states are made in the first step
-    found = profiled(trainer, batch, CPU)
-    assert set(found.kinds) == set(predict(given, None).kinds)
-    assert KernelKind.ATTENTION_BACKWARD in found.kinds
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
+    profile_step(trainer, batch, CPU)  # the optimizer's states are made in the first step
+    found = profile_step(trainer, batch, CPU)
+    assert set(found.kernel_kinds) == set(predict_step(given, None).kernel_kinds)
+    assert KernelKind.ATTENTION_BACKWARD in found.kernel_kinds
 
 
 @pytest.mark.parametrize("changes", [(), ("model.heads=2", "model.kv_heads=2", "model.head_dim=64", "model.ffn=16")])
@@ -61,24 +61,24 @@ def test_tensors_take_what_the_ledger_says(changes: tuple[str, ...]) -> None:
     """
     shapes = "model.layers=4", "model.vocab=256", "model.max_positions=256", "training.sequence=256"
     given = scenario(LLAMA, *shapes, *changes)
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
-    profiled(trainer, batch, CPU)
-    assert profiled(trainer, batch, CPU).peak == pytest.approx(peak_allocated(given), rel=0.03)
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
+    profile_step(trainer, batch, CPU)
+    assert profile_step(trainer, batch, CPU).peak_bytes == pytest.approx(peak_allocated(given), rel=0.03)
 
 
 def test_gradients_are_zeroed_before_forward_and_belong_to_no_pass() -> None:
-    found, bare = predict(as_trained(scenario(), on_cpu=True), None), predict(scenario(), None)
-    zeroing = sum(seconds for kernel, seconds in found.kernels.items() if kernel.name == "gradients.zero")
+    found, bare = predict_step(adapt_scenario(scenario(), on_cpu=True), None), predict_step(scenario(), None)
+    zeroing = sum(seconds for kernel, seconds in found.kernel_seconds.items() if kernel.name == "gradients.zero")
     assert zeroing > 0.0
-    assert found.parts[Part.OTHER] - bare.parts[Part.OTHER] == pytest.approx(zeroing)
-    for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER):
-        assert found.parts[part] == pytest.approx(bare.parts[part])
+    assert found.phases[StepPhase.OTHER] - bare.phases[StepPhase.OTHER] == pytest.approx(zeroing)
+    for part in (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER):
+        assert found.phases[part] == pytest.approx(bare.phases[part])
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_on_a_cpu_nothing_runs_beside_fsdps_reductions(on_cpu: bool) -> None:
     """A unit's reduce-scatter begins when its backward has ended; the next unit's begins when it has, or at once."""
-    given = as_trained(scenario(LLAMA, "cluster.gpus=2", "layout.data=fsdp"), on_cpu=on_cpu)
+    given = adapt_scenario(scenario(LLAMA, "cluster.gpus=2", "layout.data=fsdp"), on_cpu=on_cpu)
     trace, tasks = (result := simulate(given)).trace, result.program.programs[0].tasks
     computing, reducing = [], []
     for row in trace.rank_events(0).tolist():
@@ -93,29 +93,31 @@ def test_on_a_cpu_nothing_runs_beside_fsdps_reductions(on_cpu: bool) -> None:
 
 
 def _time(seconds: float, forward: float) -> StepTime:
-    return StepTime(seconds, {Part.FORWARD: forward, Part.BACKWARD: 2.0, Part.OPTIMIZER: 1.0, Part.OTHER: 0.0})
+    return StepTime(
+        seconds, {StepPhase.FORWARD: forward, StepPhase.BACKWARD: 2.0, StepPhase.OPTIMIZER: 1.0, StepPhase.OTHER: 0.0}
+    )
 
 
 def test_a_step_of_several_ranks_is_the_slowest_ones() -> None:
-    step = together([_time(5.0, 2.0), _time(6.0, 1.0)])
+    step = merge_rank_times([_time(5.0, 2.0), _time(6.0, 1.0)])
     assert step.seconds == 6.0
-    assert step.parts[Part.FORWARD] == 1.5
-    assert step.parts[Part.OTHER] == 6.0 - 1.5 - 2.0 - 1.0
+    assert step.phases[StepPhase.FORWARD] == 1.5
+    assert step.phases[StepPhase.OTHER] == 6.0 - 1.5 - 2.0 - 1.0
 
 
 def test_the_typical_step_is_the_median() -> None:
-    assert typical([_time(9.0, 1.0), _time(5.0, 2.0), _time(6.0, 3.0)]).seconds == 6.0
+    assert median_step([_time(9.0, 1.0), _time(5.0, 2.0), _time(6.0, 3.0)]).seconds == 6.0
 
 
 def test_nothing_measured_pools_to_nothing() -> None:
-    assert pooled_kernels([]) == ()
+    assert pool_kernels([]) == ()
 
 
-def _comparison() -> Comparison:
-    return Comparison(
-        name="small", device="a CPU", layout="one process", layers=2, layers_of=4, steps=3, step=Pair(1.1, 1.0),
-        fastest=0.9, slowest=1.2, parts={Part.FORWARD: Pair(0.4, 0.5), Part.OTHER: Pair(0.0, 0.0)},
-        kinds={"matmul": Pair(0.3, 0.2)}, predicted_peak=2.0**30, measured_peak=2.0**31, provenance={"measured": 1.0},
+def _comparison() -> StepComparison:
+    return StepComparison(
+        name="small", device="a CPU", layout="one process", layers=2, model_layers=4, steps=3, step=TimeComparison(1.1, 1.0),
+        fastest=0.9, slowest=1.2, phases={StepPhase.FORWARD: TimeComparison(0.4, 0.5), StepPhase.OTHER: TimeComparison(0.0, 0.0)},
+        kernel_kinds={"matmul": TimeComparison(0.3, 0.2)}, predicted_peak=2.0**30, measured_peak=2.0**31, provenance={"measured": 1.0},
     )  # fmt: skip
 
 
@@ -138,7 +140,7 @@ def test_the_table_says_how_far_off_it_is() -> None:
 
 def test_kernels_that_were_not_measured_are_named_with_their_seconds() -> None:
     """A record of all kernels but the update, which had no memory, and the clipping, of which it has no row."""
-    from calibrate.check.check_session import modelled
+    from calibrate.check.check_session import unmeasured_kernels
     from clustersim.build import distinct_kernels
     from clustersim.cost.calibration_record import (
         CalibrationRecord,
@@ -161,15 +163,15 @@ def test_kernels_that_were_not_measured_are_named_with_their_seconds() -> None:
     kernels = [kernel for kernel in distinct_kernels(given) if kernel.name != "optimizer.gradient_clip"]
     device, conditions = DeviceInfo("cpu-laptop", "a CPU"), MeasurementConditions("2026-11-20", "test", "test")
     record = CalibrationRecord(device, conditions, kernels=tuple(map(row, kernels)))
-    found = predict(given, record)
-    missing = modelled(found.kernels, record)
-    assert {item.kernel: item.why for item in missing} == {
+    found = predict_step(given, record)
+    missing = unmeasured_kernels(found.kernel_seconds, record)
+    assert {unmeasured_kernel.kernel_name: unmeasured_kernel.reason for unmeasured_kernel in missing} == {
         "optimizer.step": "out of memory: its operands take 40 GiB",
         "optimizer.gradient_clip": "the record has no such kernel",
     }
-    shown = sum(element.seconds for element in missing)
+    shown = sum(item.seconds for item in missing)
     assert 0.0 < shown == pytest.approx((1.0 - found.provenance["measured"]) * found.seconds)
     assert (
         f"{format_seconds(shown)} of the prediction rest on a model"
-        in replace(_comparison(), modelled=missing).to_text()
+        in replace(_comparison(), unmeasured=missing).to_text()
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import ComputeTask
@@ -16,10 +16,10 @@ from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
 torch = pytest.importorskip("torch")
 Product = tuple[int, int, int, int]
 
-from calibrate.check.fused_linear import Linear  # noqa: E402 - torch first
-from calibrate.check.phase_timer import Timeline  # noqa: E402
-from calibrate.check.supported import build_plan, trainer_of  # noqa: E402
-from calibrate.check.torch_model import build  # noqa: E402
+from calibrate.check.fused_linear import FusedWgradLinear  # noqa: E402 - torch first
+from calibrate.check.phase_timer import PhaseTimer  # noqa: E402
+from calibrate.check.supported import build_plan, build_trainer  # noqa: E402
+from calibrate.check.torch_model import build_stage  # noqa: E402
 from calibrate.check.trainer import random_batch  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def _alone() -> Iterator[None]:
 def _kernels(given: Scenario) -> Iterable[Kernel]:
     """Every kernel that the only rank runs in a step, as often as it does."""
     plan = build_plan(given)
-    (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
+    (program,) = lower_step(plan, given.schedule.order(1, plan.microbatches)).programs
     for task in program.tasks:
         if isinstance(task, ComputeTask):
             yield from (operation.kernel for operation in task.segment.operations if operation.kernel is not None)
@@ -65,9 +65,9 @@ def _run(given: Scenario) -> Counter[Product]:
                 found[_product(batch, a.shape[-2], b.shape[-1], a.shape[-1])] += 1
             return operator(*args, **(kwargs or {}))
 
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
     with Products():
-        trainer.passes(batch, Timeline(CPU))
+        trainer.run_passes(batch, PhaseTimer(CPU))
     return found
 
 
@@ -77,7 +77,7 @@ def test_the_model_has_the_parameters_that_are_counted(model: dict[str, Any], ov
     given = scenario(model, *overrides)
     plan = build_plan(given)
     with torch.device("meta"):
-        made = build(plan, plan.stages[0])
+        made = build_stage(plan, plan.stages[0])
     assert sum(weight.numel() for weight in made.parameters()) == parameter_count(given.model)
 
 
@@ -99,35 +99,35 @@ def test_torchs_flop_counter_counts_what_is_simulated() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     given = scenario(LLAMA, "training.attention=standard")
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
     with FlopCounterMode(display=False) as counter:
-        trainer.passes(batch, Timeline(CPU))
+        trainer.run_passes(batch, PhaseTimer(CPU))
     assert counter.get_total_flops() == sum(kernel.flops for kernel in _kernels(given))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_gradient_added_in_the_products_epilogue_is_autograds(bias: bool) -> None:
     torch.manual_seed(0)
-    layer, x = Linear(8, 6, bias=bias, fused=True), torch.randn(2, 5, 8, requires_grad=True)
+    layer, x = FusedWgradLinear(8, 6, bias=bias, fused=True), torch.randn(2, 5, 8, requires_grad=True)
     upstream = torch.randn(2, 5, 6)
     expected = torch.autograd.grad(layer(x), [x, layer.weight], upstream)
-    layer.into = torch.ones_like(layer.weight)
+    layer.gradient_buffer = torch.ones_like(layer.weight)
     (input_gradient,) = torch.autograd.grad(layer(x), [x], upstream)
     torch.testing.assert_close(input_gradient, expected[0])
-    torch.testing.assert_close(layer.into, 1.0 + expected[1])
+    torch.testing.assert_close(layer.gradient_buffer, 1.0 + expected[1])
 
 
 def test_bf16_weights_follow_fp32_masters_that_saw_all_gradients() -> None:
     """Gradients of two microbatches add up in FP32, and the compute weights are the updated masters, rounded."""
     given = scenario(LLAMA, "training.precision=bf16", "training.gradient_clipping=false")
     torch.manual_seed(0)
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
-    trainer.passes(batch, Timeline(CPU))
-    update = trainer.update
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
+    trainer.run_passes(batch, PhaseTimer(CPU))
+    update = trainer.weight_update
     assert all(weight.grad is None and weight.dtype is torch.bfloat16 for weight in update.weights)
     before = [master.detach().clone() for master in update._masters]
     assert all(master.grad is not None and master.grad.abs().sum() > 0 for master in update._masters)
-    update.step()
+    update.update_weights()
     for weight, master, old in zip(update.weights, update._masters, before, strict=True):
         assert not torch.equal(master, old)
         assert torch.equal(weight, master.to(torch.bfloat16))
@@ -136,7 +136,7 @@ def test_bf16_weights_follow_fp32_masters_that_saw_all_gradients() -> None:
 def test_training_makes_the_loss_smaller() -> None:
     given = scenario(GPT)
     torch.manual_seed(0)
-    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
+    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
 
     def loss() -> float:
         with torch.no_grad():
@@ -144,7 +144,7 @@ def test_training_makes_the_loss_smaller() -> None:
 
     first = loss()
     for _ in range(30):
-        trainer.update.zero()
-        trainer.passes(batch, Timeline(CPU))
-        trainer.update.step()
+        trainer.weight_update.zero_gradients()
+        trainer.run_passes(batch, PhaseTimer(CPU))
+        trainer.weight_update.update_weights()
     assert loss() < first

@@ -10,7 +10,7 @@ from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 torch = pytest.importorskip("torch")
 
 from calibrate.check.supported import build_plan  # noqa: E402 - torch first
-from calibrate.check.weight_update import LIMIT, Update  # noqa: E402
+from calibrate.check.weight_update import MAX_GRADIENT_NORM, WeightUpdate  # noqa: E402
 
 ALL_BF16 = "training.precision={compute: bf16, gradients: bf16, master: none, moments: bf16}"
 FORMATS = ("training.precision=fp32", "training.precision=bf16", ALL_BF16)
@@ -22,11 +22,11 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _update(given: Scenario, gradient: float) -> Update:
+def _update(given: Scenario, gradient: float) -> WeightUpdate:
     """Two weights, whose gradients are all of that value."""
     training = build_plan(given).training
     stored = getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[training.recipe.weight_formats.stored.value])
-    update = Update([torch.nn.Parameter(torch.ones(4, 8, dtype=stored)) for _ in range(2)], training)
+    update = WeightUpdate([torch.nn.Parameter(torch.ones(4, 8, dtype=stored)) for _ in range(2)], training)
     for master in update._masters:
         assert master.grad is not None
         master.grad.fill_(gradient)
@@ -39,18 +39,18 @@ def test_weights_are_updated_in_every_format(precision: str, fused: str) -> None
     """Against their gradients, all alike: Adam's first step is its rate whatever they are."""
     update = _update(scenario(LLAMA, precision, f"training.fused={fused}"), 100.0)
     update._optimizer.param_groups[0]["lr"] = 0.125
-    update.step()
+    update.update_weights()
     for weight in update.weights:
         assert bool((weight < 1.0).all()) and weight.unique().numel() == 1
 
 
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("fused", ["true", "false"])
-@pytest.mark.parametrize("gradient", [1.0, LIMIT])
+@pytest.mark.parametrize("gradient", [1.0, MAX_GRADIENT_NORM])
 def test_a_norm_beyond_the_limit_is_clipped_to_it(precision: str, fused: str, gradient: float) -> None:
     """64 equal gradients have a norm of eight of them; bf16 keeps 8 bits."""
     update = _update(scenario(LLAMA, precision, f"training.fused={fused}"), gradient)
-    update.step()
-    wanted = min(gradient, LIMIT / 8.0)
+    update.update_weights()
+    wanted = min(gradient, MAX_GRADIENT_NORM / 8.0)
     for master in update._masters:
         torch.testing.assert_close(master.grad, torch.full_like(master.grad, wanted), rtol=0.01, atol=0.0)

@@ -16,15 +16,28 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from calibrate.collectives.command import MEASURED, add_arguments, calls_for, in_formats
-from calibrate.collectives.interference import KINDS, heaviest_kernels, largest_calls
-from calibrate.collectives.operations import Member
-from calibrate.collectives.process_groups import World, backend_of, library, local_device, started
-from calibrate.collectives.process_groups import torchrun as torchrun_words
-from calibrate.collectives.timing import LEAST, MOST, DeviceClock, HostClock, Lap, timed
+from calibrate.collectives.command import MEASURED_COLLECTIVES, add_arguments, grid_calls, with_dtypes
+from calibrate.collectives.interference import INTERFERING_COLLECTIVES, heaviest_kernels, largest_calls
+from calibrate.collectives.operations import GroupMember
+from calibrate.collectives.process_groups import (
+    World,
+    collective_library,
+    local_device,
+    select_backend,
+    world_from_torchrun,
+)
+from calibrate.collectives.process_groups import torchrun_command as torchrun_words
+from calibrate.collectives.timing import (
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    CollectiveIteration,
+    DeviceIterationTimer,
+    HostIterationTimer,
+    time_collective,
+)
 from calibrate.command import main
-from calibrate.fit.alpha_beta import fit_calls
-from calibrate.imbalanced_shares import VARIATIONS, shares
+from calibrate.fit.alpha_beta import fit_collectives
+from calibrate.imbalanced_shares import VARIATIONS, lognormal_shares
 from clustersim.build import distinct_comm_calls, distinct_kernels
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
@@ -159,21 +172,21 @@ def test_one_rank_without_memory_leaves_a_call_out_on_all_and_keeps_nobody_waiti
 @pytest.mark.parametrize("size", [2, 7, 64, 300])
 def test_sums_of_what_members_give_are_exact_in_every_format(dtype: torch.dtype, size: int) -> None:
     """So that a result is compared bit by bit, in whichever order it was summed."""
-    members = [Member(None, tuple(range(size)), place, torch.device("cpu"), dtype) for place in range(size)]
-    given = torch.stack([member.numbers(member.place, 600) for member in members])
+    members = [GroupMember(None, tuple(range(size)), place, torch.device("cpu"), dtype) for place in range(size)]
+    given = torch.stack([member.test_pattern(member.index, 600) for member in members])
     assert given.dtype is dtype
     exact = given.double().sum(0)
-    assert torch.equal(members[0].sums(600).double(), exact)
+    assert torch.equal(members[0].expected_sum(600).double(), exact)
     assert exact.max() > 0
     assert not torch.equal(given[0], given[1]), "tells whose it is"
 
 
 def test_reductions_are_measured_in_each_format_and_moves_once() -> None:
-    calls = calls_for(World(0, 2, 2), (1024.0,), (DType.FP32, DType.BF16))
-    for collective in MEASURED:
+    calls = grid_calls(World(0, 2, 2), (1024.0,), (DType.FP32, DType.BF16))
+    for collective in MEASURED_COLLECTIVES:
         formats = [call.format for call in calls if call.collective is collective]
         assert formats == ([DType.FP32, DType.BF16] if collective.is_reduction else [DType.FP32])
-    assert in_formats(calls, (DType.BF16,)) == tuple(
+    assert with_dtypes(calls, (DType.BF16,)) == tuple(
         call for call in calls if not call.collective.is_reduction or call.format is DType.BF16
     )
 
@@ -209,15 +222,19 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     first, _ = pair("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
     assert first.returncode == 0, first.stderr
     record = read_record(output)
-    grid = {CollectiveCall(collective, size, 2, 1) for collective in MEASURED for size in (2.0**10, 2.0**18, 2.0**22)}
+    grid = {
+        CollectiveCall(collective, size, 2, 1)
+        for collective in MEASURED_COLLECTIVES
+        for size in (2.0**10, 2.0**18, 2.0**22)
+    }
     largest = CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
-    grid |= {replace(largest, shares=shares(2, variation)) for variation in VARIATIONS}
+    grid |= {replace(largest, shares=lognormal_shares(2, variation)) for variation in VARIATIONS}
     late = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
     assert {row.call for row in record.collectives} <= grid
     assert len(record.collectives) + int(late[1] if late else 0) == len(grid)
-    assert record.collective_fits == fit_calls(record.collectives)
+    assert record.collective_fits == fit_collectives(record.collectives)
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
-    pairs = [(kind.value, kernel) for kind in KINDS for kernel in KernelClass]
+    pairs = [(kind.value, kernel) for kind in INTERFERING_COLLECTIVES for kernel in KernelClass]
     assert f"/{len(grid) + len(pairs)}, " in first.stderr  # how far it is
     assert [
         (interference_sample.beside, kernel_class_of(interference_sample.kernel.kind))
@@ -243,7 +260,7 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert {(element.call, element.kernel.signature) for element in own} == {
         (call, signature_of(kernel)) for call in largest_calls(wanted) for kernel in heaviest
     }
-    assert after.collective_fits == fit_calls(after.collectives)
+    assert after.collective_fits == fit_collectives(after.collectives)
 
 
 def _fit() -> KernelFit:
@@ -276,12 +293,12 @@ def test_without_torchrun_the_command_says_how_to_start_it(
 
 def test_one_process_has_nobody_to_talk_to() -> None:
     with pytest.raises(InputError, match="torchrun started 1; start two or more"):
-        started({"RANK": "0", "WORLD_SIZE": "1"}, command="collectives")
+        world_from_torchrun({"RANK": "0", "WORLD_SIZE": "1"}, command="collectives")
 
 
 def test_nodes_with_different_numbers_of_processes_are_refused() -> None:
     with pytest.raises(InputError, match="6 processes with 4 on this node"):
-        started({"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}, command="collectives")
+        world_from_torchrun({"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}, command="collectives")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +335,7 @@ def test_torchrun_hands_every_option_on() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_nccl_without_a_gpu_is_refused() -> None:
-    assert backend_of(None) == "gloo"
+    assert select_backend(None) == "gloo"
     with pytest.raises(InputError):
         local_device("nccl", World(0, 2, 2), {})
 
@@ -333,33 +350,39 @@ def test_nccl_needs_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_librarys_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
-    assert library(torch.device("cuda", 0)) == "nccl 2.27.5"
-    assert library(torch.device("cpu")) == "gloo"
+    assert collective_library(torch.device("cuda", 0)) == "nccl 2.27.5"
+    assert collective_library(torch.device("cpu")) == "gloo"
 
 
 def test_groups_are_neighbours_in_a_node_and_as_many_on_each() -> None:
     """Two nodes of four: ranks 0 to 3 and 4 to 7."""
     world = World(0, 8, 4)
-    assert world.groups(2, 1) == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert world.groups(2, 2) == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert world.groups(4, 2) == ((0, 1, 4, 5), (2, 3, 6, 7))
-    assert world.groups(8, 2) == (tuple(range(8)),)
-    assert world.groups(3, 1) == ((0, 1, 2), (4, 5, 6))  # one rank of each node is left over
-    assert world.groups(3, 2) == world.groups(8, 1) == world.groups(1, 1) == world.groups(16, 4) == ()
+    assert world.disjoint_groups(2, 1) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert world.disjoint_groups(2, 2) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert world.disjoint_groups(4, 2) == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert world.disjoint_groups(8, 2) == (tuple(range(8)),)
+    assert world.disjoint_groups(3, 1) == ((0, 1, 2), (4, 5, 6))  # one rank of each node is left over
+    assert (
+        world.disjoint_groups(3, 2)
+        == world.disjoint_groups(8, 1)
+        == world.disjoint_groups(1, 1)
+        == world.disjoint_groups(16, 4)
+        == ()
+    )
 
 
 @pytest.mark.parametrize("world", [World(0, 8, 8), World(0, 16, 4), World(0, 6, 6), World(0, 12, 4)])
 def test_every_layout_covers_all_ranks_once(world: World) -> None:
-    assert (world.ranks, world.nodes) in world.layouts()
-    for ranks, nodes in world.layouts():
-        groups = world.groups(ranks, nodes)
-        assert sorted(rank for group in groups for rank in group) == list(range(world.ranks))
+    assert (world.world_size, world.node_count) in world.group_shapes()
+    for ranks, nodes in world.group_shapes():
+        groups = world.disjoint_groups(ranks, nodes)
+        assert sorted(rank for group in groups for rank in group) == list(range(world.world_size))
         assert all(len(group) == ranks for group in groups)
-        assert all(len({rank // world.per_node for rank in group}) == nodes for group in groups)
+        assert all(len({rank // world.ranks_per_node for rank in group}) == nodes for group in groups)
 
 
 def test_a_grid_has_pairs_for_messages_and_a_number_for_each_rank() -> None:
-    calls = calls_for(World(0, 6, 3), (16.0, 1024.0))
+    calls = grid_calls(World(0, 6, 3), (16.0, 1024.0))
     assert {(call.ranks, call.nodes) for call in calls if call.collective is CollectiveType.SEND_RECV} == {
         (2, 1),
         (2, 2),
@@ -373,10 +396,10 @@ def test_a_grid_has_pairs_for_messages_and_a_number_for_each_rank() -> None:
 
 
 def test_a_payload_is_rounded_up_to_whole_numbers_of_each_member() -> None:
-    member = Member(None, (0, 1, 2), 0, torch.device("cpu"))
-    assert member.part(24.0) == 2
-    assert member.part(25.0) == 3
-    assert member.part(1.0) == 1
+    member = GroupMember(None, (0, 1, 2), 0, torch.device("cpu"))
+    assert member.shard_numel(24.0) == 2
+    assert member.shard_numel(25.0) == 3
+    assert member.shard_numel(1.0) == 1
 
 
 def test_a_lap_is_timed_between_its_start_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,13 +413,13 @@ def test_a_lap_is_timed_between_its_start_and_its_end(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("calibrate.collectives.timing.perf_counter", read)
     monkeypatch.setattr("calibrate.collectives.timing.dist.barrier", lambda: log.append("meet"))
-    starts, ends = HostClock(shared=True).laps(noting(log), 2)
+    starts, ends = HostIterationTimer(has_shared_clock=True).time_iterations(noting(log), 2)
     assert (ends - starts).tolist() == [0.5, 0.25]
     assert log == ["prepare", "meet", "read", "run", "read"] * 2
 
 
-def noting(log: list[str]) -> Lap:
-    return Lap(lambda: log.append("prepare"), lambda: log.append("run"))
+def noting(log: list[str]) -> CollectiveIteration:
+    return CollectiveIteration(lambda: log.append("prepare"), lambda: log.append("run"))
 
 
 class FakeEvent:
@@ -419,12 +442,12 @@ def test_a_gpus_laps_are_queued_behind_a_pause_and_timed_by_its_events(monkeypat
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
     monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _number: log.append("together"))
-    clock = DeviceClock(torch.device("cpu"))
-    starts, ends = clock.laps(noting(log), 2)
+    clock = DeviceIterationTimer(torch.device("cpu"))
+    starts, ends = clock.time_iterations(noting(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
     lap = ["prepare", "together", "event", "run", "event"]
     assert log == ["pause", *lap, *lap, "wait"]
-    clock.laps(noting(log), 1)
+    clock.time_iterations(noting(log), 1)
     assert 0 < pauses[1] < pauses[0]  # as long as queuing took
 
 
@@ -433,10 +456,10 @@ class FakeClock:
     """Laps of these lengths, over and over; this rank starts a little before the last one."""
 
     lengths: tuple[float, ...]
-    shared: bool = True
+    has_shared_clock: bool = True
     taken: int = 0
 
-    def laps(self, _lap: Lap, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def time_iterations(self, _lap: CollectiveIteration, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = [self.lengths[(self.taken + turn) % len(self.lengths)] for turn in range(count)]
         self.taken += count
         starts = torch.full((count,), 5.0, dtype=torch.float64)
@@ -453,7 +476,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def largest(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
         return values + EARLY if bool((values == 5.0).all()) else values
 
-    monkeypatch.setattr("calibrate.collectives.timing.largest", largest)
+    monkeypatch.setattr("calibrate.collectives.timing.max_over_ranks", largest)
 
 
 NOWHERE = torch.device("cpu")
@@ -462,22 +485,29 @@ NOWHERE = torch.device("cpu")
 @pytest.mark.usefixtures("alone")
 def test_a_call_lasts_from_its_last_members_start() -> None:
     """On one node's clock; between nodes, each rank counts from its own start."""
-    lap = Lap(lambda: None, lambda: None)
-    assert timed(lap, FakeClock((0.25,)), NOWHERE, 60.0).seconds == pytest.approx(0.25)
-    assert timed(lap, FakeClock((0.25,), shared=False), NOWHERE, 60.0).seconds == pytest.approx(0.25 + EARLY)
+    lap = CollectiveIteration(lambda: None, lambda: None)
+    assert time_collective(lap, FakeClock((0.25,)), NOWHERE, 60.0).seconds == pytest.approx(0.25)
+    assert time_collective(lap, FakeClock((0.25,), has_shared_clock=False), NOWHERE, 60.0).seconds == pytest.approx(
+        0.25 + EARLY
+    )
 
 
 @pytest.mark.usefixtures("alone")
 def test_there_and_back_counts_as_two() -> None:
-    assert timed(Lap(lambda: None, lambda: None, trips=2), FakeClock((0.5,)), NOWHERE, 60.0).seconds == 0.25
+    assert (
+        time_collective(
+            CollectiveIteration(lambda: None, lambda: None, transfer_count=2), FakeClock((0.5,)), NOWHERE, 60.0
+        ).seconds
+        == 0.25
+    )
 
 
 @pytest.mark.usefixtures("alone")
 def test_laps_go_on_until_the_median_is_known_or_the_time_is_up() -> None:
-    lap = Lap(lambda: None, lambda: None)
-    steady = timed(lap, FakeClock((0.25,)), NOWHERE, 60.0)
-    unsteady = timed(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 60.0)
-    hurried = timed(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 0.0)
+    lap = CollectiveIteration(lambda: None, lambda: None)
+    steady = time_collective(lap, FakeClock((0.25,)), NOWHERE, 60.0)
+    unsteady = time_collective(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 60.0)
+    hurried = time_collective(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 0.0)
     assert steady.repetitions < unsteady.repetitions
-    assert unsteady.repetitions >= MOST
-    assert hurried.repetitions == LEAST
+    assert unsteady.repetitions >= MAX_ITERATIONS
+    assert hurried.repetitions == MIN_ITERATIONS

@@ -11,8 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from calibrate.collectives import contention_benchmark  # noqa: E402 - after torch is known to be there
-from calibrate.collectives.contention_benchmark import LostTime, SideBySide, Work, within  # noqa: E402
-from calibrate.collectives.timing import Lap  # noqa: E402
+from calibrate.collectives.contention_benchmark import (  # noqa: E402
+    CpuContentionBenchmark,
+    GpuContentionBenchmark,
+    KernelAction,
+    durations_within,
+)
+from calibrate.collectives.timing import CollectiveIteration  # noqa: E402
 
 DEVICE: Any = SimpleNamespace(torch=torch.device("cpu"))
 COLD = 0.01  # seconds that the first kernel takes, and the first call
@@ -104,8 +109,8 @@ def installed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.drain)
     monkeypatch.setattr(contention_benchmark.dist, "all_reduce", lambda _number: None)
-    monkeypatch.setattr(contention_benchmark, "largest", lambda values, _device: values)
-    monkeypatch.setattr(contention_benchmark, "least", lambda value, _device: value)
+    monkeypatch.setattr(contention_benchmark, "max_over_ranks", lambda values, _device: values)
+    monkeypatch.setattr(contention_benchmark, "min_over_ranks", lambda value, _device: value)
     return gpu
 
 
@@ -116,27 +121,29 @@ def test_a_gpu_that_slows_both_by_known_parts_gives_them_back(
 ) -> None:
     """Short and long kernels beside short and long calls; the first of each is slow and counts nowhere."""
     gpu = installed(Gpu(p, q), monkeypatch)
-    lap = Lap(lambda: None, lambda: gpu.work("call", call))
-    found = SideBySide(DEVICE, 2).together(Work(lambda: gpu.work("kernel", kernel)), lap)
+    lap = CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
+    found = GpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", kernel)), lap)
     assert found is not None
-    assert found.call_together is not None
-    assert (found.alone.seconds, found.call_alone.seconds) == pytest.approx((kernel, call))
-    assert (found.together.seconds, found.call_together.seconds) == pytest.approx((kernel * (1 + p), call * (1 + q)))
+    assert found.call_overlapped is not None
+    assert (found.kernel_isolated.seconds, found.call_isolated.seconds) == pytest.approx((kernel, call))
+    assert (found.kernel_overlapped.seconds, found.call_overlapped.seconds) == pytest.approx(
+        (kernel * (1 + p), call * (1 + q))
+    )
     assert not any(gpu.queues.values()), "everything was waited for"
 
 
 def test_a_call_that_goes_there_and_back_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = installed(Gpu(0.5, 1.0), monkeypatch)
-    lap = Lap(lambda: None, lambda: gpu.work("call", 2e-3), trips=2)
-    found = SideBySide(DEVICE, 2).together(Work(lambda: gpu.work("kernel", 1e-3)), lap)
-    assert found is not None and found.call_together is not None
-    assert (found.call_alone.seconds, found.call_together.seconds) == pytest.approx((1e-3, 2e-3))
+    lap = CollectiveIteration(lambda: None, lambda: gpu.work("call", 2e-3), transfer_count=2)
+    found = GpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", 1e-3)), lap)
+    assert found is not None and found.call_overlapped is not None
+    assert (found.call_isolated.seconds, found.call_overlapped.seconds) == pytest.approx((1e-3, 2e-3))
 
 
 def test_where_one_waits_for_the_other_nothing_was_beside_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = installed(Gpu(0.5, 0.5, in_turn=True), monkeypatch)
-    lap = Lap(lambda: None, lambda: gpu.work("call", 1e-3))
-    assert SideBySide(DEVICE, 2).together(Work(lambda: gpu.work("kernel", 1e-3)), lap) is None
+    lap = CollectiveIteration(lambda: None, lambda: gpu.work("call", 1e-3))
+    assert GpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", 1e-3)), lap) is None
 
 
 @pytest.mark.parametrize(("call", "known"), [(0.01, True), (0.06, False)])
@@ -158,20 +165,22 @@ def test_no_more_launches_are_queued_than_the_host_keeps_ahead_of(
         gpu.drain()
 
     monkeypatch.setattr(torch.cuda, "synchronize", drain)
-    found = SideBySide(DEVICE, 1).together(Work(run, launches=8), Lap(lambda: None, lambda: gpu.work("call", call)))
+    found = GpuContentionBenchmark(DEVICE, 1).measure(
+        KernelAction(run, launches=8), CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
+    )
     assert most <= 4096
     if known:
-        assert found is not None and found.call_together is not None
-        assert (found.together.seconds, found.call_together.seconds) == pytest.approx((1.25e-4, 1.5 * call))
+        assert found is not None and found.call_overlapped is not None
+        assert (found.kernel_overlapped.seconds, found.call_overlapped.seconds) == pytest.approx((1.25e-4, 1.5 * call))
     else:
         assert found is None
 
 
 def test_what_lasts_while_others_do() -> None:
     """Kernels from 0 to 4, calls from 0.5 to 2.5: only the second kernel has calls beside it all the time."""
-    assert within([0.0, 1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5]) == [1.0]
-    assert within([0.5, 1.5, 2.5], [0.0, 1.0, 2.0, 3.0, 4.0]) == [1.0, 1.0]
-    assert within([0.0, 1.0], [1.0, 2.0]) == within([0.0, 1.0], [0.0]) == []
+    assert durations_within([0.0, 1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5]) == [1.0]
+    assert durations_within([0.5, 1.5, 2.5], [0.0, 1.0, 2.0, 3.0, 4.0]) == [1.0, 1.0]
+    assert durations_within([0.0, 1.0], [1.0, 2.0]) == durations_within([0.0, 1.0], [0.0]) == []
 
 
 @pytest.mark.parametrize(("lost", "p"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (1.0, 99.0), (1.4, 99.0)])
@@ -187,9 +196,11 @@ def test_what_kernels_lose_on_a_cpu_is_turned_into_how_much_slower_they_go(
 
     monkeypatch.setattr(contention_benchmark, "perf_counter", lambda: now[0])
     monkeypatch.setattr(contention_benchmark.dist, "barrier", lambda: None)
-    monkeypatch.setattr(contention_benchmark, "largest", lambda values, _device: values)
-    lap = Lap(lambda: None, lambda: passes(0.01 if threading.get_ident() == main else lost * 0.01), trips=2)
-    found = LostTime(DEVICE, 2).together(Work(lambda: passes(2e-3)), lap)
-    assert found.together.seconds / found.alone.seconds == pytest.approx(1 + p)
-    assert (found.alone.seconds, found.call_alone.seconds) == pytest.approx((2e-3, 5e-3))
-    assert found.call_together is None, "it is in what kernels lose"
+    monkeypatch.setattr(contention_benchmark, "max_over_ranks", lambda values, _device: values)
+    lap = CollectiveIteration(
+        lambda: None, lambda: passes(0.01 if threading.get_ident() == main else lost * 0.01), transfer_count=2
+    )
+    found = CpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: passes(2e-3)), lap)
+    assert found.kernel_overlapped.seconds / found.kernel_isolated.seconds == pytest.approx(1 + p)
+    assert (found.kernel_isolated.seconds, found.call_isolated.seconds) == pytest.approx((2e-3, 5e-3))
+    assert found.call_overlapped is None, "it is in what kernels lose"

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 beside = pytest.importorskip("calibrate.kernels.copy_interference")
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.kernels import copy_benchmark  # noqa: E402 - after torch is known to be there
-from calibrate.kernels.timing import Method  # noqa: E402
+from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
 
-FAST = Method(seconds=0.005, least=2, most=3, sample=0.0)
+FAST = MeasurementMethod(max_seconds=0.005, min_samples=2, max_samples=3, min_sample_seconds=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_kernel_beside_a_copy_is_measured_alone_and_together() -> None:
-    kernel, threads = beside.usual_kernel(DType.FP32, 64), threading.active_count()
-    row = beside.beside_copy(kernel, CpuDevice(), FAST)
+    kernel, threads = beside.square_matmul(DType.FP32, 64), threading.active_count()
+    row = beside.measure_copy_interference(kernel, CpuDevice(), FAST)
     assert row.beside == COPY
     assert row.kernel.kernel == kernel
     assert row.kernel.time.seconds > 0.0 and row.together.seconds > 0.0
@@ -56,14 +56,14 @@ def test_a_copy_goes_on_until_it_is_ended() -> None:
 
 
 def test_a_kernel_that_is_not_measured_has_no_row_beside_anything() -> None:
-    assert beside.beside_copy(beside.usual_kernel(DType.FP8, 64), CpuDevice(), FAST) is None
+    assert beside.measure_copy_interference(beside.square_matmul(DType.FP8, 64), CpuDevice(), FAST) is None
 
 
 def test_copies_of_a_cpu_are_in_its_own_memory_and_known_ones_are_left_out() -> None:
-    rows = list(copy_benchmark.copies(CpuDevice(), FAST, known={("device", 2.0**16)}))
+    rows = list(copy_benchmark.measure_copies(CpuDevice(), FAST, measured={("device", 2.0**16)}))
     assert [(row.route, row.bytes) for row in rows] == [("device", 2.0**18)]
     assert all(row.time.seconds > 0.0 for row in rows)
 
 
 def test_a_launch_takes_microseconds() -> None:
-    assert 1e-7 < copy_benchmark.launch_interval(CpuDevice()) < 1e-3
+    assert 1e-7 < copy_benchmark.measure_launch_interval(CpuDevice()) < 1e-3

@@ -30,13 +30,13 @@ from calibrate.devices.cuda import CudaDevice  # noqa: E402
 from calibrate.devices.device import DeviceLostError  # noqa: E402
 from calibrate.kernels import compiler, copy_benchmark, selection, session  # noqa: E402
 from calibrate.kernels.copy_interference import typical_kernel  # noqa: E402
-from calibrate.kernels.formulas import Unsupported  # noqa: E402
-from calibrate.kernels.measure import KernelFailedError, row  # noqa: E402
-from calibrate.kernels.timing import Method  # noqa: E402
-from calibrate.kernels.training_errors import refusal  # noqa: E402
+from calibrate.kernels.formulas import UnsupportedKernel  # noqa: E402
+from calibrate.kernels.measure import KernelFailedError, measure_kernel  # noqa: E402
+from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
+from calibrate.kernels.training_errors import explain_training_error  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 
-FAST = Method(seconds=0.002, least=2, most=2, sample=0.0)
+FAST = MeasurementMethod(max_seconds=0.002, min_samples=2, max_samples=2, min_sample_seconds=0.0)
 NOT_SUPPORTED = (
     "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic( ltHandle, "
     "computeDesc.descriptor(), Adesc.descriptor(), Bdesc.descriptor(), Cdesc.descriptor(), Ddesc.descriptor(), "
@@ -100,47 +100,49 @@ def test_an_error_of_one_kernel_is_its_row_and_the_others_are_measured(
     cuda: Any, error: Exception, outcome: MeasurementOutcome, reason: str
 ) -> None:
     cuda.fail("aten.mm", error)
-    failed, other = session.measured(
-        [_matmul(512), _matmul(256)], CudaDevice(0), session.Parts(None, lambda kernel: kernel.flops), FAST
+    failed, other = session.measure_within_budget(
+        [_matmul(512), _matmul(256)], CudaDevice(0), session.TimeBudget(None, lambda kernel: kernel.flops), FAST
     )
     assert (failed.outcome, failed.time) == (outcome, None)
     assert failed.source.startswith(reason) and "\n" not in failed.source
     assert other.outcome is MeasurementOutcome.MEASURED
 
 
-@pytest.mark.parametrize(("code", "sentence"), cuda_errors._LOST.items())
+@pytest.mark.parametrize(("code", "sentence"), cuda_errors._CONTEXT_LOST_ERRORS.items())
 def test_an_error_after_which_the_context_is_lost_ends_measuring(cuda: Any, code: int, sentence: str) -> None:
     """By its number, where PyTorch gives it; by cudaGetErrorString's sentence, where Triton or NCCL has it."""
     cuda.fail("aten.mm", accelerator_error(code, sentence.removeprefix("error: ")))
     with pytest.raises(KernelFailedError, match=r"^matmul[.]64 left NVIDIA H100 80GB HBM3 unusable"):
-        row(_matmul(64), CudaDevice(0), FAST)
-    assert cuda_errors.lost(RuntimeError(f"Triton Error [CUDA]: {sentence}"))
-    assert not cuda_errors.lost(accelerator_error(701, sentence))
+        measure_kernel(_matmul(64), CudaDevice(0), FAST)
+    assert cuda_errors.is_context_lost(RuntimeError(f"Triton Error [CUDA]: {sentence}"))
+    assert not cuda_errors.is_context_lost(accelerator_error(701, sentence))
 
 
 def test_a_lost_context_is_found_out_by_asking_whatever_the_error_says(cuda: Any) -> None:
     """A kernel before it was at fault: cuBLAS only says that it could not."""
     error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`")
-    assert CudaDevice(0).survives(error)
+    assert CudaDevice(0).is_usable_after(error)
     cuda.fail("synchronize", accelerator_error(*ILLEGAL), sticky=True)
-    assert not CudaDevice(0).survives(error)
+    assert not CudaDevice(0).is_usable_after(error)
 
 
 def test_what_lost_the_device_is_written_and_the_same_command_goes_on_without_it(cuda: Any, tmp_path: Path) -> None:
     kernels = [_matmul(64), _matmul(512), _matmul(256)]
     device, record = DeviceInfo("h100-sxm-80gb", "NVIDIA H100"), tmp_path / "r.json"
-    first = session.Session(record, device, MeasurementConditions("2026-11-22", "", ""))
-    parts = session.Parts(None, lambda kernel: kernel.flops)
+    first = session.KernelSession(record, device, MeasurementConditions("2026-11-22", "", ""))
+    parts = session.TimeBudget(None, lambda kernel: kernel.flops)
     cuda.fail("aten.mm", accelerator_error(*ILLEGAL), call=50, sticky=True)
     with pytest.raises(KernelFailedError) as ended:
-        for made in session.measured(first.missing(kernels), CudaDevice(0), parts, FAST):
+        for made in session.measure_within_budget(first.missing_kernels(kernels), CudaDevice(0), parts, FAST):
             first.add(made)
-    lost = ended.value.row
+    lost = ended.value.sample
     found = {kernel_sample.name: kernel_sample for kernel_sample in read_record(record).kernels}
     assert found[lost.name].outcome is MeasurementOutcome.FAILED
     assert "an illegal memory access" in found[lost.name].source
-    again = session.Session(record, device, MeasurementConditions("2026-11-22", "", ""))
-    assert {item.name for item in again.missing(kernels)} == {element.name for element in kernels} - found.keys()
+    again = session.KernelSession(record, device, MeasurementConditions("2026-11-22", "", ""))
+    assert {missing_kernel.name for missing_kernel in again.missing_kernels(kernels)} == {
+        item.name for item in kernels
+    } - found.keys()
 
 
 def _row(outcome: MeasurementOutcome) -> KernelSample:
@@ -150,13 +152,13 @@ def _row(outcome: MeasurementOutcome) -> KernelSample:
 
 
 def test_a_kernel_that_had_no_memory_and_then_loses_the_device_is_not_met_again(tmp_path: Path) -> None:
-    made = session.Session(
+    made = session.KernelSession(
         tmp_path / "r.json", DeviceInfo("h100-sxm-80gb", "H100"), MeasurementConditions("2026-11-22", "", "")
     )
     made.add(_row(MeasurementOutcome.OUT_OF_MEMORY))
-    assert made.missing([_matmul(64)])
+    assert made.missing_kernels([_matmul(64)])
     made.add(_row(MeasurementOutcome.FAILED))
-    assert not made.missing([_matmul(64)])
+    assert not made.missing_kernels([_matmul(64)])
 
 
 @pytest.mark.usefixtures("cuda")
@@ -171,8 +173,8 @@ def test_a_usual_kernel_that_has_lost_the_device_is_not_met_again(monkeypatch: p
         DeviceInfo("h100-sxm-80gb", "H100"), MeasurementConditions("2026-11-22", "", ""), (made,)
     )
     asked: list[str] = []
-    monkeypatch.setattr(selection, "row", lambda kernel, *_: asked.append(kernel.name) or made)
-    selection.pace(CudaDevice(0), typical.dtype, selection.failing(record))
+    monkeypatch.setattr(selection, "measure_kernel", lambda kernel, *_: asked.append(kernel.name) or made)
+    selection.measure_rough_rates(CudaDevice(0), typical.dtype, selection.failed_signatures(record))
     assert asked == ["pace.sum"]
 
 
@@ -215,7 +217,7 @@ def _cannot_build() -> Exception:
 )
 def test_a_kernel_that_cannot_be_compiled_says_which_tool_is_missing(cuda: Any, made: Any, reason: str) -> None:
     cuda.fail("aten.mm", made())
-    found = row(_matmul(64), CudaDevice(0), FAST)
+    found = measure_kernel(_matmul(64), CudaDevice(0), FAST)
     assert found.outcome is MeasurementOutcome.NO_COMPILER
     assert reason in found.source and "\n" not in found.source
 
@@ -229,34 +231,38 @@ def test_a_kernel_that_cannot_be_compiled_says_which_tool_is_missing(cuda: Any, 
             InputError,
             "training.fused: kernels cannot be compiled",
         ),
-        (Unsupported("swiglu: there is none"), InputError, "training.fused: swiglu: there is none; set it to false"),
+        (
+            UnsupportedKernel("swiglu: there is none"),
+            InputError,
+            "training.fused: swiglu: there is none; set it to false",
+        ),
         (accelerator_error(*ILLEGAL), DeviceLostError, "training left NVIDIA H100 80GB HBM3 unusable for this process"),
     ],
 )
 @pytest.mark.usefixtures("cuda")
 def test_what_training_meets_is_a_sentence(error: Exception, kind: type[Exception], said: str) -> None:
-    found = refusal(error, CudaDevice(0), "too large")
+    found = explain_training_error(error, CudaDevice(0), "too large")
     assert isinstance(found, kind) and str(found).startswith(said)
 
 
 @pytest.mark.usefixtures("cuda")
 def test_errors_of_our_own_are_not_explained_away() -> None:
-    assert refusal(KeyError("x"), CudaDevice(0), "too large") is None
-    assert refusal(InputError("no such layer"), CudaDevice(0), "too large") is None
+    assert explain_training_error(KeyError("x"), CudaDevice(0), "too large") is None
+    assert explain_training_error(InputError("no such layer"), CudaDevice(0), "too large") is None
 
 
 def test_what_the_compiler_itself_refuses_is_no_missing_tool() -> None:
     import subprocess
 
-    assert compiler.lacks(_wrapped(RuntimeError("out of resource: shared memory, Required: 262144"))) is None
-    assert compiler.lacks(_wrapped(subprocess.CalledProcessError(255, ["/opt/triton/bin/ptxas", "-v"]))) is None
-    assert compiler.sentence(_wrapped(ValueError("first\nsecond"))) == "first"
+    assert compiler.missing_tool(_wrapped(RuntimeError("out of resource: shared memory, Required: 262144"))) is None
+    assert compiler.missing_tool(_wrapped(subprocess.CalledProcessError(255, ["/opt/triton/bin/ptxas", "-v"]))) is None
+    assert compiler.summary_line(_wrapped(ValueError("first\nsecond"))) == "first"
 
 
 def test_kernels_that_lacked_a_compiler_are_missing_once_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = session.Session(
+    made = session.KernelSession(
         tmp_path / "r.json", DeviceInfo("h100-sxm-80gb", "H100"), MeasurementConditions("2026-11-22", "", "")
     )
     made.add(_row(MeasurementOutcome.NO_COMPILER))
@@ -264,14 +270,14 @@ def test_kernels_that_lacked_a_compiler_are_missing_once_there_is_one(
     monkeypatch.setattr(compiler, "find_spec", lambda _: object())
     monkeypatch.setattr(compiler.shutil, "which", there.get)
     monkeypatch.delenv("CC", raising=False)
-    assert not made.missing([_matmul(64)])
+    assert not made.missing_kernels([_matmul(64)])
     there["gcc"] = "/usr/bin/gcc"
-    assert made.missing([_matmul(64)])
+    assert made.missing_kernels([_matmul(64)])
     monkeypatch.setenv("CC", "/opt/bin/cc")
-    assert not made.missing([_matmul(64)])
+    assert not made.missing_kernels([_matmul(64)])
     monkeypatch.delenv("CC")
     monkeypatch.setattr(compiler, "find_spec", lambda _: None)
-    assert not made.missing([_matmul(64)])
+    assert not made.missing_kernels([_matmul(64)])
 
 
 def test_copies_without_pinned_memory_are_left_out_with_a_sentence(
@@ -279,7 +285,9 @@ def test_copies_without_pinned_memory_are_left_out_with_a_sentence(
 ) -> None:
     """The third that a copy to the device asks for; copies from it and within it are measured."""
     cuda.fail("pinned", accelerator_error(*MEMORY), call=3)
-    found = [(copy.route, copy.bytes) for copy in copy_benchmark.copies(CudaDevice(0), FAST)]
+    found = [
+        (measure_copy.route, measure_copy.bytes) for measure_copy in copy_benchmark.measure_copies(CudaDevice(0), FAST)
+    ]
     sizes = [float(size) for size in copy_benchmark._SIZES]
     assert found == [
         *(("device", size) for size in sizes),
@@ -294,4 +302,4 @@ def test_copies_without_pinned_memory_are_left_out_with_a_sentence(
 def test_a_copy_that_loses_the_device_is_no_lack_of_memory(cuda: Any) -> None:
     cuda.fail("pinned", accelerator_error(*ILLEGAL), sticky=True)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        list(copy_benchmark.copies(CudaDevice(0), FAST))
+        list(copy_benchmark.measure_copies(CudaDevice(0), FAST))

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 devices = pytest.importorskip("calibrate.devices.device")
 from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cpu import CpuDevice, CpuStopwatch  # noqa: E402
-from calibrate.devices.matmul_support import eight_bits  # noqa: E402
+from calibrate.devices.matmul_support import fp8_dtype  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip  # noqa: E402
 
@@ -56,7 +56,7 @@ class Named:
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator: str) -> None:
-    assert devices.accelerator_of(Named(name), None) == accelerator
+    assert devices.accelerator_name(Named(name), None) == accelerator
     assert accelerator in list_names("accelerators")
 
 
@@ -75,33 +75,33 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator
 )
 def test_any_other_gpu_must_be_named_by_the_user(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is no accelerator.*--accelerator: .*h100-sxm-80gb"):
-        devices.accelerator_of(Named(name), None)
-    assert devices.accelerator_of(Named(name), "h100-sxm-80gb") == "h100-sxm-80gb"
+        devices.accelerator_name(Named(name), None)
+    assert devices.accelerator_name(Named(name), "h100-sxm-80gb") == "h100-sxm-80gb"
 
 
 def test_a_name_that_is_no_accelerator_is_refused() -> None:
     with pytest.raises(InputError, match="did you mean h100-"):
-        devices.accelerator_of(Named("NVIDIA H200"), "h100-sxm")
+        devices.accelerator_name(Named("NVIDIA H200"), "h100-sxm")
 
 
 def test_the_cpu_is_the_laptop_unless_it_is_named() -> None:
-    assert devices.accelerator_of(CpuDevice(), None) == "cpu-laptop"
-    assert devices.accelerator_of(CpuDevice(), "my/own.yaml") == "my/own.yaml"
+    assert devices.accelerator_name(CpuDevice(), None) == "cpu-laptop"
+    assert devices.accelerator_name(CpuDevice(), "my/own.yaml") == "my/own.yaml"
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="--device cpu"):
-        devices.find("cuda")
-    assert isinstance(devices.find(None), CpuDevice)
+        devices.find_device("cuda")
+    assert isinstance(devices.find_device(None), CpuDevice)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(InputError, match="PyTorch finds no GPU here"):
-        devices.find("cuda")
+        devices.find_device("cuda")
 
 
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(InputError, match="there is no device 'cudo'; did you mean cuda"):
-        devices.find("cudo")
+        devices.find_device("cudo")
 
 
 def test_a_cpu_describes_itself() -> None:
@@ -143,7 +143,7 @@ def test_what_runs_beside_is_begun_before_and_ended_after() -> None:
         order.append("begin")
         return lambda: order.append("end")
 
-    CpuStopwatch(beside=load).time(lambda: order.append("run"), 2)
+    CpuStopwatch(background=load).time(lambda: order.append("run"), 2)
     assert order == ["begin", "run", "run", "end"]
 
 
@@ -183,7 +183,7 @@ def test_a_gpu_is_timed_behind_products_and_works_on_after(cuda: "FakeCuda") -> 
 def test_a_flush_lies_between_the_events_of_two_runs(cuda: "FakeCuda") -> None:
     order: list[str] = []
     flush, run = cuda.kernel(1e-3), cuda.kernel(1e-5, clocked=False)
-    watch = cuda_device.CudaStopwatch(Idle(cuda, order), between=lambda: (order.append("flush"), flush()))  # type: ignore[func-returns-value]
+    watch = cuda_device.CudaStopwatch(Idle(cuda, order), pre_run=lambda: (order.append("flush"), flush()))  # type: ignore[func-returns-value]
     assert watch.time(run, 2) == pytest.approx(2e-5)
     assert order == ["fill", "flush", "flush", "fill"]
 
@@ -196,7 +196,7 @@ def test_what_runs_beside_on_a_gpu_lasts_over_the_pause_and_the_runs(cuda: "Fake
         lasting.append(seconds)
         return lambda: order.append("end")
 
-    watch = cuda_device.CudaStopwatch(Idle(cuda, order), beside=load)
+    watch = cuda_device.CudaStopwatch(Idle(cuda, order), background=load)
     watch.time(cuda.kernel(1.0, clocked=False), 1)
     assert order == ["fill", "fill", "end"]  # products before and after, so that its clock is that of a step
     watch.time(lambda: None, 4)
@@ -263,7 +263,7 @@ def test_an_amd_gpus_formats_depend_on_its_architecture(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(gcnArchName=architecture))
     assert {dtype for dtype in LOW_PRECISION_DTYPES if device.supports(dtype)} == narrow
     assert not device.supports(DType.TF32) and device.supports(DType.BF16)
-    assert eight_bits(device.torch) is form
+    assert fp8_dtype(device.torch) is form
 
 
 _KEPT = """

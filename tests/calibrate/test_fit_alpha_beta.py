@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.collectives.tables import fit_table
-from calibrate.fit.alpha_beta import fit_calls
+from calibrate.fit.alpha_beta import fit_collectives
 from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample, TimeStatistics
 from clustersim.program.task import CollectiveType
 
@@ -28,7 +28,7 @@ def rows(sizes: list[float], seconds: list[float], shape: tuple[int, int] = (8, 
 @given(alpha=ALPHAS, half=HALVES)
 def test_exact_times_give_back_their_constants(alpha: float, half: float) -> None:
     beta = half / alpha
-    (fit,) = fit_calls(rows(SIZES, [alpha + size / beta for size in SIZES]))
+    (fit,) = fit_collectives(rows(SIZES, [alpha + size / beta for size in SIZES]))
     assert fit.alpha == pytest.approx(alpha, rel=1e-6)
     assert fit.beta == pytest.approx(beta, rel=1e-6)
     assert fit.residual.rows == len(SIZES)
@@ -41,7 +41,9 @@ def test_noisy_times_give_back_their_constants_within_the_band(alpha: float, hal
     """Each constant rests on four rows or more with 2 % of noise (standard deviation): four standard errors are 4 %."""
     beta = half / alpha
     factors = 1.0 + NOISE * np.random.default_rng(seed).uniform(-np.sqrt(3), np.sqrt(3), len(SIZES))
-    (fit,) = fit_calls(rows(SIZES, [float((alpha + size / beta) * f) for size, f in zip(SIZES, factors, strict=True)]))
+    (fit,) = fit_collectives(
+        rows(SIZES, [float((alpha + size / beta) * f) for size, f in zip(SIZES, factors, strict=True)])
+    )
     assert fit.alpha == pytest.approx(alpha, rel=BAND)
     assert fit.beta == pytest.approx(beta, rel=BAND)
     assert fit.residual.error <= fit.residual.left_out <= 2 * NOISE
@@ -54,7 +56,7 @@ def test_no_other_constants_are_nearer(seconds: list[float]) -> None:
     def misfit(alpha: float, pace: float) -> float:
         return sum(((alpha + pace * size) / time - 1.0) ** 2 for size, time in zip(sizes, seconds, strict=True))
 
-    for fit in fit_calls(rows(sizes, seconds)):
+    for fit in fit_collectives(rows(sizes, seconds)):
         best = misfit(fit.alpha, 1.0 / fit.beta)
         assert fit.alpha >= 0.0
         for alpha in (fit.alpha * 0.99, fit.alpha * 1.01, fit.alpha + 1e-9):
@@ -63,22 +65,22 @@ def test_no_other_constants_are_nearer(seconds: list[float]) -> None:
 
 
 def test_times_that_grow_faster_than_payloads_have_no_latency() -> None:
-    (fit,) = fit_calls(rows(SIZES[:6], [size**1.5 * 1e-12 for size in SIZES[:6]]))
+    (fit,) = fit_collectives(rows(SIZES[:6], [size**1.5 * 1e-12 for size in SIZES[:6]]))
     assert fit.alpha == 0.0
 
 
 def test_times_that_do_not_grow_have_no_bandwidth_and_no_fit() -> None:
-    assert fit_calls(rows(SIZES[:5], [5e-4, 4e-4, 3e-4, 3e-4, 2e-4])) == ()
+    assert fit_collectives(rows(SIZES[:5], [5e-4, 4e-4, 3e-4, 3e-4, 2e-4])) == ()
 
 
 def test_two_payloads_are_no_fit() -> None:
-    assert fit_calls(rows([1e3, 1e6, 1e6], [1e-5, 1e-4, 1.1e-4])) == ()
+    assert fit_collectives(rows([1e3, 1e6, 1e6], [1e-5, 1e-4, 1.1e-4])) == ()
     assert "three payloads" in fit_table(())
 
 
 def test_each_collective_and_shape_of_group_has_its_own_constants() -> None:
     near, far = [1e-5 + size / 1e11 for size in SIZES], [1e-4 + size / 1e10 for size in SIZES]
-    fits = fit_calls([*rows(SIZES, near), *rows(SIZES, far, (16, 2))])
+    fits = fit_collectives([*rows(SIZES, near), *rows(SIZES, far, (16, 2))])
     assert [(fit.ranks, fit.nodes) for fit in fits] == [(8, 1), (16, 2)]
     assert [round(fit.beta / 1e9) for fit in fits] == [100, 10]
     assert "16 ranks, 2 nodes" in fit_table(fits)

@@ -16,26 +16,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.fit.out_of_sample import left_out_file
+from calibrate.fit.out_of_sample import out_of_sample_path
 from calibrate.fit.step_constants import (
-    ACCELERATORS,
-    LEAST,
-    LIKE,
-    STRIDE_ABOVE,
-    Constants,
+    FALLBACK_ACCELERATORS,
+    FITTED_ACCELERATORS,
+    MAX_CASES_PER_SOURCE,
+    MIN_CASES,
+    StepConstants,
     add_arguments,
     command,
-    errors,
-    fit,
-    fitted_without,
-    judged,
-    left_out,
-    thinned,
+    fit_source_held_out,
+    fit_step_constants,
+    out_of_sample_steps,
+    relative_errors,
+    step_quality,
+    subsample_cases,
 )
-from calibrate.fit.step_table import NODES, Tabulated
+from calibrate.fit.step_table import INTERPOLATION_NODES, TabulatedStep
 from clustersim.uncertainty.model_file import MODEL_NAMES
 from clustersim.uncertainty.step_features import StepFeatures
-from clustersim.validation.cases import Case
+from clustersim.validation.cases import ValidationCase
 from tests.conftest import examples
 from tests.validation.sample_cases import case as row
 
@@ -59,49 +59,49 @@ class Made:
     longer: float = 1.0
     known: bool = True
 
-    def tabulated(self, name: str) -> Tabulated:
-        slowness, launch, back = np.meshgrid(*NODES, indexing="ij")
+    def tabulated(self, name: str) -> TabulatedStep:
+        slowness, launch, back = np.meshgrid(*INTERPOLATION_NODES, indexing="ij")
         takes = self.work / RATES[self.accelerator] + self.launches * LAUNCH + self.backward * BACKWARD
-        return Tabulated(
+        return TabulatedStep(
             name, self.source, self.accelerator, self.framework, self.known, self.longer * takes,
             self.work * slowness + self.launches * launch + self.backward * back, FACTS,
         )  # fmt: skip
 
 
-def table(made: Sequence[Made]) -> list[Tabulated]:
+def table(made: Sequence[Made]) -> list[TabulatedStep]:
     return [item.tabulated(f"case {number}") for number, item in enumerate(made)]
 
 
-def many(made: Made, count: int = LEAST) -> list[Made]:
+def many(made: Made, count: int = MIN_CASES) -> list[Made]:
     """Like one, of different lengths."""
     return [replace(made, work=made.work * (1 + number / 4)) for number in range(count)]
 
 
-def launched(count: int = LEAST) -> list[Made]:
+def launched(count: int = MIN_CASES) -> list[Made]:
     """Steps in which launches show, of forward and of backward."""
     both = [Made(A100, "host", framework=OLD, work=0.1, launches=1000.0, backward=500.0 * part) for part in (1, 3)]
     return [item for made in both for item in many(made, count // 2)]
 
 
-EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched(2 * LEAST)]
+EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched(2 * MIN_CASES)]
 
 
 def test_known_constants_come_back() -> None:
-    found = fit(table(EVERY))
+    found = fit_step_constants(table(EVERY))
     assert {name: found.sustained[name] for name in RATES} == pytest.approx(RATES)
     assert found.launch[OLD] == pytest.approx(LAUNCH)
     assert found.backward[OLD] == pytest.approx(BACKWARD)
-    assert np.abs(errors(table(EVERY), found)).max() < 1e-9
+    assert np.abs(relative_errors(table(EVERY), found)).max() < 1e-9
 
 
 def test_the_order_of_cases_changes_nothing() -> None:
-    assert fit(table(EVERY)) == fit(table(EVERY[::-1]))
+    assert fit_step_constants(table(EVERY)) == fit_step_constants(table(EVERY[::-1]))
 
 
 def test_a_constant_that_too_few_cases_depend_on_is_not_searched() -> None:
     """A rate stays that of single kernels; a launch stays as it is shipped."""
-    few = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200), LEAST - 1), *launched(LEAST - 1)]
-    found, nothing = fit(table(few)), fit([])
+    few = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200), MIN_CASES - 1), *launched(MIN_CASES - 1)]
+    found, nothing = fit_step_constants(table(few)), fit_step_constants([])
     assert found.sustained[B200] == 1.0
     assert found.launch == nothing.launch
     assert found.sustained[H100] == pytest.approx(RATES[H100])
@@ -110,45 +110,50 @@ def test_a_constant_that_too_few_cases_depend_on_is_not_searched() -> None:
 def test_a_launch_that_does_not_show_is_not_searched() -> None:
     """At most 40 launches of at most 60 us in more than a second: 0.2 %."""
     hidden = [replace(item, work=1.0, launches=40.0, backward=0.0) for item in launched()]
-    assert fit(table([*EVERY[: -2 * LEAST], *hidden])).launch == fit([]).launch
+    assert fit_step_constants(table([*EVERY[: -2 * MIN_CASES], *hidden])).launch == fit_step_constants([]).launch
 
 
 def test_an_accelerator_with_too_few_cases_takes_its_siblings_constant() -> None:
-    found = fit(table(EVERY))
-    assert LIKE
-    for name, other in LIKE.items():
-        assert name in ACCELERATORS
+    found = fit_step_constants(table(EVERY))
+    assert FALLBACK_ACCELERATORS
+    for name, other in FALLBACK_ACCELERATORS.items():
+        assert name in FITTED_ACCELERATORS
         assert found.sustained[name] == found.sustained[other] != 1.0
 
 
 def test_every_source_counts_once_however_many_cases_it_has() -> None:
     """Two sources agree, one of 40 cases differs by 8 %: the rate is the two's."""
     odd = many(Made(H100, "odd", longer=1.08), 40)
-    found = fit(table([*many(Made(H100, "one")), *many(Made(H100, "two")), *odd]))
+    found = fit_step_constants(table([*many(Made(H100, "one")), *many(Made(H100, "two")), *odd]))
     assert found.sustained[H100] == pytest.approx(RATES[H100])
 
 
 def test_a_source_that_is_left_out_is_not_seen() -> None:
     """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of what was measured. With it, exactly."""
-    without = fitted_without(table(EVERY))
+    without = fit_source_held_out(table(EVERY))
     qualities = {
-        source_quality.source: source_quality for source_quality in judged(table(EVERY), fit(table(EVERY)), without)
+        source_quality.source: source_quality
+        for source_quality in step_quality(table(EVERY), fit_step_constants(table(EVERY)), without)
     }
     third = qualities["third"]
-    assert (third.n, third.mape, third.bias) == (LEAST, pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
+    assert (third.n, third.mape, third.bias) == (MIN_CASES, pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
     assert third.loo_bias == pytest.approx(RATES[B200] - 1.0)
     assert third.loo_mape == pytest.approx(1.0 - RATES[B200])
-    rows = [item for item in left_out(table(EVERY), without) if item.source == "third"]
-    assert [element.error for element in rows] == pytest.approx([-np.log(RATES[B200])] * LEAST)
+    rows = [
+        out_of_sample_step
+        for out_of_sample_step in out_of_sample_steps(table(EVERY), without)
+        if out_of_sample_step.source == "third"
+    ]
+    assert [item.log_error for item in rows] == pytest.approx([-np.log(RATES[B200])] * MIN_CASES)
 
 
 def test_a_source_is_predicted_by_the_constants_of_the_others() -> None:
     """Measured 10 % longer than the two others say, it is predicted 1/1.1 of what it took."""
     cases = table([*many(Made(H100, "one")), *many(Made(H100, "two")), *many(Made(H100, "odd", longer=1.1))])
-    found = fit(cases)
+    found = fit_step_constants(cases)
     odd = next(
         source_quality
-        for source_quality in judged(cases, found, fitted_without(cases))
+        for source_quality in step_quality(cases, found, fit_source_held_out(cases))
         if source_quality.source == "odd"
     )
     assert odd.loo_bias == pytest.approx(1 / 1.1 - 1)
@@ -158,27 +163,27 @@ def test_a_source_is_predicted_by_the_constants_of_the_others() -> None:
 def test_between_nodes_a_step_is_linear_in_the_time_per_flop_and_in_the_launch() -> None:
     """So it is beyond them: 2 s at rate 0.9, and 1000 launches of 90 us, more than the table has."""
     case = Made(work=2.0, launches=1000.0).tabulated("case")
-    others = [np.array([float(nodes[0])]) for nodes in NODES[2:]]
-    (error,) = case.errors(np.array([0.9]), np.array([90e-6]), *others)
-    assert np.exp(error) * case.measured == pytest.approx(2.0 / 0.9 + 0.09)
+    others = [np.array([float(nodes[0])]) for nodes in INTERPOLATION_NODES[2:]]
+    (error,) = case.log_errors(np.array([0.9]), np.array([90e-6]), *others)
+    assert np.exp(error) * case.measured_seconds == pytest.approx(2.0 / 0.9 + 0.09)
 
 
-def case(source: str, number: int, **columns: str) -> Case:
+def case(source: str, number: int, **columns: str) -> ValidationCase:
     row = {"case_id": f"{source}-{number}", "source": source, "precision": "bf16", "quality": "A", "experts": ""}
-    return Case(row | columns, line=2 + number)
+    return ValidationCase(row | columns, line_number=2 + number)
 
 
 def test_steps_that_are_searched_are_dense_certain_and_of_16_bits() -> None:
     wanted = [case("paper", 0), case("paper", 1, precision="fp16", experts="1", quality="B")]
     others = [case("paper", 2, experts="8"), case("paper", 3, precision="fp8"), case("paper", 4, quality="C")]
-    assert thinned([*wanted, *others]) == wanted
+    assert subsample_cases([*wanted, *others]) == wanted
 
 
 def test_of_a_source_with_very_many_cases_an_even_choice_is_searched() -> None:
     """2.4 times as many as are wanted: every third."""
-    count = int(2.4 * STRIDE_ABOVE)
+    count = int(2.4 * MAX_CASES_PER_SOURCE)
     few, lots = [case("small", 0)], [case("large", number) for number in range(count)]
-    assert thinned([*lots, *few]) == [*lots[::3], *few]
+    assert subsample_cases([*lots, *few]) == [*lots[::3], *few]
 
 
 SIMULATED = {"step_time_origin": "simulated by somebody"}
@@ -191,7 +196,7 @@ def test_what_somebody_simulated_thins_out_nothing(kinds: list[str], most: int) 
     made = {"measured": ("paper", {}), "simulated": ("paper", SIMULATED), "elsewhere": ("simulator", SIMULATED)}
     all_cases = [case(source, number, **more) for number, kind in enumerate(kinds) for source, more in (made[kind],)]
     runs = [all_case for all_case, kind in zip(all_cases, kinds, strict=True) if kind == "measured"]
-    assert thinned(all_cases, most) == thinned(runs, most)
+    assert subsample_cases(all_cases, most) == subsample_cases(runs, most)
 
 
 EXPERTS = {
@@ -202,20 +207,20 @@ SCALED = {"precision": "mxfp8", "framework": "megatron-bridge v0.4.0", "year": "
 SCALED |= {"gpus_per_node": "4", "interconnect": "nvl72"}
 
 
-def rows(count: int, **cells: str) -> list[Case]:
+def rows(count: int, **cells: str) -> list[ValidationCase]:
     """Rows of one source, of different lengths."""
     name, software = "-".join(cells.values()), {"framework": "megatron-lm", "year": "2021"}
     lengths = [str(16 * (number + 1)) for number in range(count)]
     return [row(**{"case_id": f"{name} {length}", "global_batch": length, **software, **cells}) for length in lengths]
 
 
-def of_every_kind(dense: int, narrow: int, **cells: str) -> list[Case]:
+def of_every_kind(dense: int, narrow: int, **cells: str) -> list[ValidationCase]:
     """Of small models that wait for their host; narrow: enough for a rate of their own, or not."""
     mixtures = (rows(1, **EXPERTS, **cells), rows(1, **EXPERTS, **SCALED, **cells))
     return [*rows(dense, **cells), *rows(narrow, **SCALED, **cells), *chain(*mixtures)]
 
 
-def fitted(cases: list[Case], folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, str]:
+def fitted(cases: list[ValidationCase], folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, str]:
     """What `fit-steps` writes of published cases, by file."""
     folder.mkdir()
     monkeypatch.setattr("calibrate.fit.step_constants.read_steps", lambda: cases)
@@ -236,12 +241,12 @@ def test_constants_and_errors_rest_on_no_simulated_step(tmp_path: Path, monkeypa
         {more: fitted(cases, tmp_path / f"{name}{len(more)}", monkeypatch, *more) for more in ((), ("--narrow",))}
         for name, cases in (("runs", runs), ("mixed", mixed))
     )
-    assert set(without[()]) == {"found.json", *(left_out_file(kind).name for kind in MODEL_NAMES)}
+    assert set(without[()]) == {"found.json", *(out_of_sample_path(kind).name for kind in MODEL_NAMES)}
     assert having == without
 
 
 def test_constants_of_a_case_are_its_accelerators_and_its_frameworks() -> None:
-    found = fit(table(EVERY))
-    assert isinstance(found, Constants)
+    found = fit_step_constants(table(EVERY))
+    assert isinstance(found, StepConstants)
     other = replace(Made().tabulated("case"), accelerator="v100-sxm-32gb", framework=OLD)
-    assert found.of(other) == (1.0, found.launch[OLD], found.backward[OLD])
+    assert found.for_step(other) == (1.0, found.launch[OLD], found.backward[OLD])

@@ -40,11 +40,11 @@ def test_layer_norm_leaves_mean_zero_and_variance_one() -> None:
 
 
 def test_gelu_is_x_times_the_normal_distribution() -> None:
-    assert formulas.gelu(torch.tensor(1.0)).item() == pytest.approx(0.5 * (1 + math.erf(1 / math.sqrt(2))))
+    assert formulas.gelu(torch.differentiable(1.0)).item() == pytest.approx(0.5 * (1 + math.erf(1 / math.sqrt(2))))
 
 
 def test_swiglu_gates_the_second_half_by_the_first() -> None:
-    gate, up = torch.tensor([0.0, 2.0]), torch.tensor([3.0, 5.0])
+    gate, up = torch.differentiable([0.0, 2.0]), torch.differentiable([3.0, 5.0])
     found = formulas.swiglu(torch.cat((gate, up))[None], fused=False)
     assert found[0].tolist() == pytest.approx([0.0, 2.0 / (1 + math.exp(-2.0)) * 5.0])
 
@@ -110,7 +110,7 @@ def test_a_cpu_has_no_fused_kernels_of_these() -> None:
         lambda: formulas.softmax(x, fused=True),
         lambda: formulas.cross_entropy(x, torch.zeros(4, dtype=torch.long), LossImplementation.FUSED),
     ):
-        with pytest.raises(formulas.Unsupported, match="no fused kernel for it on a CPU"):
+        with pytest.raises(formulas.UnsupportedKernel, match="no fused kernel for it on a CPU"):
             call()
 
 
@@ -122,9 +122,9 @@ def test_a_compiled_formula_is_the_same_and_its_graph_can_be_kept() -> None:
 
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
-    from calibrate.kernels.pytorch_ops import compiling
+    from calibrate.kernels.pytorch_ops import compile_settings
 
-    with compiling():
+    with compile_settings():
         for rows in (16, 24):
             x = torch.randn(rows, 64, requires_grad=True)
             plain, fused = formulas._swiglu(x), formulas.compiled(formulas._swiglu)(x)
@@ -142,7 +142,7 @@ def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_un
     """By a backend that counts: more forms than PyTorch compiles of one function, each once, with numbers for sizes."""
     from torch._dynamo import config
 
-    from calibrate.kernels.pytorch_ops import compiling
+    from calibrate.kernels.pytorch_ops import compile_settings
 
     graphs: list[list[Any]] = []
 
@@ -154,7 +154,7 @@ def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_un
     monkeypatch.setattr(torch, "compile", lambda *given, **options: compile_(*given, backend=backend, **options))
     formulas.compiled.cache_clear()
     rows = range(8, 8 + config.recompile_limit + 2)
-    with compiling():
+    with compile_settings():
         for many in (*rows, *rows):
             formulas.compiled(formulas._swiglu)(torch.randn(many, 64, requires_grad=True))
     formulas.compiled.cache_clear()

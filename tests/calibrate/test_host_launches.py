@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - torch
 
 import calibrate.devices.cpu  # noqa: E402
 import calibrate.host.measure  # noqa: E402
-from calibrate.check.phase_timer import Part  # noqa: E402
-from calibrate.check.prediction import predict  # noqa: E402
-from calibrate.check.single_process import single  # noqa: E402
+from calibrate.check.phase_timer import StepPhase  # noqa: E402
+from calibrate.check.prediction import predict_step  # noqa: E402
+from calibrate.check.single_process import build_single_trainer  # noqa: E402
 from calibrate.check.trainer import random_batch  # noqa: E402
-from calibrate.devices.device import find  # noqa: E402
-from calibrate.host.measure import host_rows  # noqa: E402
-from calibrate.host.tiny_model import counted, tiny_plan  # noqa: E402
+from calibrate.devices.device import find_device  # noqa: E402
+from calibrate.host.measure import measure_host_launches  # noqa: E402
+from calibrate.host.tiny_model import count_passes, tiny_plan  # noqa: E402
 from calibrate.kernels import measure as kernel_rows  # noqa: E402
 from calibrate.kernels.timing import QUICK  # noqa: E402
 from clustersim.build import build_plan, distinct_kernels  # noqa: E402
@@ -34,7 +34,7 @@ from tests.calibrate.fake_gpu import Chip  # noqa: E402
 
 EAGER, FSDP, DTENSOR, COMPILED, GRAPH = HostState
 TICK = 1e-3  # seconds for each operation
-CPU = find("cpu")
+CPU = find_device("cpu")
 
 
 class Ticking(TorchDispatchMode):  # type: ignore[misc]
@@ -66,7 +66,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticking]:
 def ran(given: Scenario, host: Ticking) -> tuple[int, int]:
     """Operations of forward and of backward of one microbatch, counted one by one."""
     plan = build_plan(given)
-    loop, batch = single(plan, CPU.torch), random_batch(plan, CPU.torch)
+    loop, batch = build_single_trainer(plan, CPU.torch), random_batch(plan, CPU.torch)
     tokens, targets = batch.tokens[0], batch.targets[0]
     for _ in range(2):
         begun = host.operations
@@ -80,7 +80,7 @@ def ran(given: Scenario, host: Ticking) -> tuple[int, int]:
 def test_launches_times_seconds_are_what_the_host_took(model: dict[str, Any], host: Ticking) -> None:
     """The small model's layers are the scenario's own, in number and kind, and so are their operations."""
     given = scenario({**model, "tied_embeddings": False})
-    (row,) = host_rows(given, CPU, 1e-3, [EAGER])
+    (row,) = measure_host_launches(given, CPU, 1e-3, [EAGER])
     forward, backward = ran(given, host)
     assert row.forward * row.launches[0] == pytest.approx(forward * TICK)
     assert row.backward * row.launches[1] == pytest.approx(backward * TICK)
@@ -88,47 +88,47 @@ def test_launches_times_seconds_are_what_the_host_took(model: dict[str, Any], ho
 
 @pytest.mark.usefixtures("host")
 def test_launches_are_those_that_clustersim_counts() -> None:
-    (row,) = host_rows(scenario(), CPU, 1e-3, [EAGER])
+    (row,) = measure_host_launches(scenario(), CPU, 1e-3, [EAGER])
     plan = tiny_plan(scenario(), CPU, Layout())
-    assert row.launches == tuple(item.launches for item in counted(plan))
+    assert row.launches == tuple(count_pass.launch_count for count_pass in count_passes(plan))
     assert plan.model.layer_count == LLAMA["layers"]
 
 
 def test_a_step_is_predicted_whole_from_kernels_alone_and_the_rest_of_the_hosts_time(host: Ticking) -> None:
     """Of a model that is wider and deeper than what was measured, by the same host."""
     given = scenario({**LLAMA, "layers": 6})
-    kernels = tuple(kernel_rows.rows(distinct_kernels(given), CPU, QUICK))
-    rows = host_rows(given, CPU, 1e-3, [EAGER])
+    kernels = tuple(kernel_rows.measure_sequence(distinct_kernels(given), CPU, QUICK))
+    rows = measure_host_launches(given, CPU, 1e-3, [EAGER])
     device = CPU.describe(given.cluster.accelerator.name)
     record = CalibrationRecord(device, MeasurementConditions("", "", ""), kernels=kernels, host=rows)
-    predicted = predict(given, record).parts
+    predicted = predict_step(given, record).phases
     times = build_plan(given).microbatches * TICK
     forward, backward = (times * operations for operations in ran(given, host))
-    assert predicted[Part.FORWARD] == pytest.approx(forward, rel=0.03)
-    assert predicted[Part.BACKWARD] == pytest.approx(backward, rel=0.06)
-    alone = predict(given, replace(record, host=())).parts
-    assert alone[Part.FORWARD] < 0.9 * forward, "kernels by themselves are less than the step"
+    assert predicted[StepPhase.FORWARD] == pytest.approx(forward, rel=0.03)
+    assert predicted[StepPhase.BACKWARD] == pytest.approx(backward, rel=0.06)
+    alone = predict_step(given, replace(record, host=())).phases
+    assert alone[StepPhase.FORWARD] < 0.9 * forward, "kernels by themselves are less than the step"
 
 
 @pytest.mark.usefixtures("host")
 def test_hooks_and_distributed_tensors_take_the_host_longer() -> None:
     """They run the same kernels, and copies, gathers and exchanges beside them; no group is left behind."""
-    eager, fsdp, dtensor = host_rows(scenario(), CPU, 1e-3, [DTENSOR, FSDP, EAGER])
+    eager, fsdp, dtensor = measure_host_launches(scenario(), CPU, 1e-3, [DTENSOR, FSDP, EAGER])
     assert [eager.state, fsdp.state, dtensor.state] == [EAGER, FSDP, DTENSOR]
     assert fsdp.launches == eager.launches
     for wrapped in (fsdp, dtensor):
         assert wrapped.forward * wrapped.launches[0] > eager.forward * eager.launches[0]
         assert wrapped.backward * wrapped.launches[1] > eager.backward * eager.launches[1]
     assert not torch.distributed.is_initialized()
-    assert len(host_rows(scenario(), CPU, 1e-3, [DTENSOR, FSDP])) == 2, "again, in the same process"
+    assert len(measure_host_launches(scenario(), CPU, 1e-3, [DTENSOR, FSDP])) == 2, "again, in the same process"
 
 
 @pytest.mark.usefixtures("host")
 def test_layers_that_cannot_be_built_are_not_what_is_left_out() -> None:
     """Windows, caps, tied matrices and their like change nothing of a launch."""
     odd = scenario({**LLAMA, "window": 8, "softcap": True, "tied_embeddings": True}, "training.recompute=full")
-    (row,) = host_rows(odd, CPU, 1e-3, [EAGER])
-    (plain,) = host_rows(scenario(), CPU, 1e-3, [EAGER])
+    (row,) = measure_host_launches(odd, CPU, 1e-3, [EAGER])
+    (plain,) = measure_host_launches(scenario(), CPU, 1e-3, [EAGER])
     assert row.launches == plain.launches
     assert (row.forward, row.backward) == pytest.approx((plain.forward, plain.backward))
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_compiled_here_is_left_out_in_a_sentence(
         raise RuntimeError("No working C++ compiler found\nin a long list")
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    assert [row.state for row in host_rows(scenario(), CPU, 1e-3, [EAGER, COMPILED])] == [EAGER]
+    assert [row.state for row in measure_host_launches(scenario(), CPU, 1e-3, [EAGER, COMPILED])] == [EAGER]
     assert capsys.readouterr().err == "host: compiled is left out: No working C++ compiler found\n"
 
 
@@ -160,7 +160,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, **chip: float) -> Iterator[FakeCuda]:
 
 
 def on_gpu(*states: HostState) -> dict[HostState, HostLaunchSample]:
-    return {row.state: row for row in host_rows(Scenario.from_mapping(LARGE), find("cuda"), 1e-4, states)}
+    return {
+        row.state: row for row in measure_host_launches(Scenario.from_mapping(LARGE), find_device("cuda"), 1e-4, states)
+    }
 
 
 def test_on_a_gpu_launches_are_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.collectives.command import uneven as uneven_calls
-from calibrate.collectives.tables import row_line, uneven_table
-from calibrate.fit.alpha_beta import fit_calls
-from calibrate.imbalanced_shares import VARIATIONS, shares, whole_rows
-from calibrate.report.imbalance import uneven_section
+from calibrate.collectives.command import imbalanced_calls as uneven_calls
+from calibrate.collectives.tables import format_collective_sample, imbalance_table
+from calibrate.fit.alpha_beta import fit_collectives
+from calibrate.imbalanced_shares import VARIATIONS, integer_shares, lognormal_shares
+from calibrate.report.imbalance import imbalance_section
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
@@ -55,7 +55,7 @@ def _record(**rows: Any) -> CalibrationRecord:
 @examples(100)
 @given(parts=st.integers(1, 64), variation=st.floats(0.0, 2.0), total=st.integers(0, 10_000))
 def test_shares_are_one_on_average_and_rows_keep_their_sum(parts: int, variation: float, total: int) -> None:
-    found, rows = shares(parts, variation), whole_rows(parts, variation, total)
+    found, rows = lognormal_shares(parts, variation), integer_shares(parts, variation, total)
     assert sum(found) == pytest.approx(parts)
     assert list(found) == sorted(found)
     assert sum(rows) == total and min(rows) >= 0
@@ -64,8 +64,8 @@ def test_shares_are_one_on_average_and_rows_keep_their_sum(parts: int, variation
 
 def test_many_parts_vary_as_stated() -> None:
     for variation in VARIATIONS:
-        assert pstdev(shares(4096, variation)) == pytest.approx(variation, rel=0.05)
-    assert set(shares(8, 0.0)) == {1.0}
+        assert pstdev(lognormal_shares(4096, variation)) == pytest.approx(variation, rel=0.05)
+    assert set(lognormal_shares(8, 0.0)) == {1.0}
 
 
 def test_the_heaviest_product_of_each_layout_is_asked_for() -> None:
@@ -77,18 +77,18 @@ def test_the_heaviest_product_of_each_layout_is_asked_for() -> None:
         return Kernel("test", KernelKind.GROUPED_MATMUL, DType.FP32, float(rows), 1.0, shape)
 
     alone = Kernel("one", KernelKind.GROUPED_MATMUL, DType.FP32, 9e9, 1.0, MatmulShape(99, 8, 4, 1))
-    asked = torch_uneven.uneven(
+    asked = torch_uneven.imbalanced_cases(
         [alone, *(kernel(rows, matmul_layout) for rows in (16, 32) for matmul_layout in MatmulLayout)]
     )
     assert len(asked) == len(MatmulLayout) * len(VARIATIONS)
     assert {sum(rows) for _, rows in asked} == {4 * 32}
-    assert torch_uneven.missing([kernel(16, MatmulLayout.NT)], _record()) == []  # the even one comes first
+    assert torch_uneven.missing_cases([kernel(16, MatmulLayout.NT)], _record()) == []  # the even one comes first
 
 
 def test_a_row_says_how_much_longer_uneven_groups_take() -> None:
     row = ImbalancedGemmSample(_row(), (8, 8, 16, 32), _spread(1.5e-3))
     assert (row.imbalance, row.slowdown) == (2.0, pytest.approx(0.5))
-    section = uneven_section(_record(uneven=(row,), collectives=(CollectiveSample(CALL, _spread(1e-3)),
+    section = imbalance_section(_record(uneven=(row,), collectives=(CollectiveSample(CALL, _spread(1e-3)),
                                                                  CollectiveSample(UNEVEN, _spread(2e-3)))))  # fmt: skip
     assert [cells[-1] for cells in section.rows] == ["+50.0%", "+100.0%"]
     assert [cells[2] for cells in section.rows] == ["2.00 x", "2.00 x"]
@@ -135,11 +135,11 @@ def test_uneven_calls_are_all_to_alls_and_no_part_of_a_fit() -> None:
     assert all(len(call.shares) == 4 and call.max_share > 1.0 for call in asked)
     even = [CollectiveSample(replace(CALL, payload=size), _spread(1e-3 + size * 1e-9)) for size in (1e3, 1e6, 1e9)]
     wild = [CollectiveSample(replace(UNEVEN, payload=size), _spread(9.0)) for size in (1e3, 1e6, 1e9)]
-    assert fit_calls([*even, *wild]) == fit_calls(even) != ()
+    assert fit_collectives([*even, *wild]) == fit_collectives(even) != ()
 
 
 def test_uneven_calls_are_shown_beside_even_ones() -> None:
     rows = CollectiveSample(CALL, _spread(1e-3)), CollectiveSample(UNEVEN, _spread(1.5e-3))
-    assert "2.00 x" in uneven_table(rows) and "+50%" in uneven_table(rows)
-    assert uneven_table(rows[:1]) == uneven_table(rows[1:]) == ""
-    assert "2.00 x an even part" in row_line(rows[1])
+    assert "2.00 x" in imbalance_table(rows) and "+50%" in imbalance_table(rows)
+    assert imbalance_table(rows[:1]) == imbalance_table(rows[1:]) == ""
+    assert "2.00 x an even part" in format_collective_sample(rows[1])

@@ -13,7 +13,7 @@ from clustersim.cost.calibration_record import signature_of
 from clustersim.model.kernels import KernelKind, MatmulLayout, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.scenario import Scenario
 
-FAST = kernel_grid.Pace(flops=1e15, bandwidth=1e13)
+FAST = kernel_grid.DeviceRates(flops=1e15, bandwidth=1e13)
 
 
 def _scenario(**training: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def _scenario(**training: Any) -> dict[str, Any]:
 )
 def test_presets_have_every_kernel_of_a_scenario_at_their_degrees(training: dict[str, Any]) -> None:
     """But for the optimizer's, whose sizes depend on the layout."""
-    measured = {signature_of(kernel) for kernel in kernel_grid.of_presets(["llama3-8b"])}
+    measured = {signature_of(kernel) for kernel in kernel_grid.preset_kernels(["llama3-8b"])}
     kernels = distinct_kernels(Scenario.from_mapping(_scenario(**training)))
     missing = [kernel.name for kernel in kernels if signature_of(kernel) not in measured]
     assert {name.partition(".")[0] for name in missing} == {"optimizer"}
@@ -40,16 +40,16 @@ def test_kernels_of_several_scenarios_are_joined(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("{model: llama-tiny, cluster: {name: laptop, gpus: 2}, training: {sequence: 64, global_batch: 4}}")
     scenario = Scenario.load(path, ["layout.dp=2"])
-    assert kernel_grid.of_scenarios([scenario, scenario]) == list(distinct_kernels(scenario))
+    assert kernel_grid.scenario_kernels([scenario, scenario]) == list(distinct_kernels(scenario))
 
 
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(InputError, match="did you mean llama3-70b"):
-        kernel_grid.of_presets(["lama3-70b"])
+        kernel_grid.preset_kernels(["lama3-70b"])
 
 
 def test_the_grid_has_all_families_layouts_and_routines() -> None:
-    kernels = kernel_grid.grid([DType.BF16, DType.FP8], FAST, 1.0)
+    kernels = kernel_grid.grid_kernels([DType.BF16, DType.FP8], FAST, 1.0)
     assert {kernel.kind for kernel in kernels} == set(KernelKind)
     products = [kernel for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
     layouts = {(kernel.dtype, kernel.shape.operands) for kernel in products if isinstance(kernel.shape, MatmulShape)}
@@ -65,7 +65,7 @@ def test_the_grid_has_all_families_layouts_and_routines() -> None:
 
 def test_the_grids_products_count_as_the_workload_does() -> None:
     """2 m n k FLOP; every operand once, the result once, or read and written where it is added to."""
-    for kernel in kernel_grid.grid([DType.BF16], FAST, 1.0):
+    for kernel in kernel_grid.grid_kernels([DType.BF16], FAST, 1.0):
         shape = kernel.shape
         if isinstance(shape, MatmulShape):
             size = shape.batch * shape.m * shape.n
@@ -76,12 +76,12 @@ def test_the_grids_products_count_as_the_workload_does() -> None:
 
 def test_the_grid_takes_what_the_device_does_in_the_time() -> None:
     """At 100 GFLOP/s a product of 10^9 elements and more lasts over 10 ms."""
-    slow = kernel_grid.Pace(flops=1e11, bandwidth=1e10)
-    few = kernel_grid.grid([DType.FP32], slow, 10e-3)
-    assert 50 < len(few) < len(kernel_grid.grid([DType.FP32], FAST, 10e-3))
+    slow = kernel_grid.DeviceRates(flops=1e11, bandwidth=1e10)
+    few = kernel_grid.grid_kernels([DType.FP32], slow, 10e-3)
+    assert 50 < len(few) < len(kernel_grid.grid_kernels([DType.FP32], FAST, 10e-3))
     assert all(kernel.flops <= 1e9 and kernel.bytes <= 1e8 for kernel in few)
 
 
 def test_each_signature_of_the_grid_stands_once() -> None:
-    kernels = kernel_grid.grid([DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8], FAST, 1.0)
+    kernels = kernel_grid.grid_kernels([DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8], FAST, 1.0)
     assert len({signature_of(kernel) for kernel in kernels}) == len(kernels)

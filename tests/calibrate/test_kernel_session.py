@@ -27,7 +27,7 @@ from clustersim.program.task import CollectiveType
 
 pytest.importorskip("torch")
 session = pytest.importorskip("calibrate.kernels.session")
-from calibrate.kernels.timing import Method  # noqa: E402 - after torch is known to be there
+from calibrate.kernels.timing import MeasurementMethod  # noqa: E402 - after torch is known to be there
 
 DEVICE = DeviceInfo("cpu-laptop", "Test CPU", torch="2.13.0", threads=1)
 HOW = MeasurementConditions("2026-11-20", "clustersim calibrate", "by hand", before={"clock_mhz": 2000.0})
@@ -45,10 +45,10 @@ def _row(size: int, seconds: float = 1e-3) -> KernelSample:
 
 
 def test_a_session_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
-    first = session.Session(tmp_path / "r.json", DEVICE, HOW)
+    first = session.KernelSession(tmp_path / "r.json", DEVICE, HOW)
     first.add(_row(64))
     first.save()
-    second = session.Session(tmp_path / "r.json", DEVICE, replace(HOW, before={}))
+    second = session.KernelSession(tmp_path / "r.json", DEVICE, replace(HOW, before={}))
     assert second.missing([_matmul(64), _matmul(32), _matmul(32)]) == [_matmul(32)]
     second.add(_row(32))
     record = second.finish({"clock_mhz": 1900.0}, lambda found: found)
@@ -59,15 +59,15 @@ def test_a_session_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [{"name": "Another CPU"}, {"torch": "2.12.0"}, {"threads": 2}])
 def test_a_file_of_another_device_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
-    session.Session(tmp_path / "r.json", DEVICE, HOW).save()
+    session.KernelSession(tmp_path / "r.json", DEVICE, HOW).save()
     with pytest.raises(InputError, match="cannot be merged"):
-        session.Session(tmp_path / "r.json", replace(DEVICE, **other), HOW)
+        session.KernelSession(tmp_path / "r.json", replace(DEVICE, **other), HOW)
 
 
 def test_rows_are_written_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 4.0, 4.0, 5.0])
     monkeypatch.setattr(session, "monotonic", lambda: next(times))
-    made = session.Session(tmp_path / "r.json", DEVICE, HOW)
+    made = session.KernelSession(tmp_path / "r.json", DEVICE, HOW)
     made.add(_row(64))
     assert not (tmp_path / "r.json").exists()
     made.add(_row(32))
@@ -88,7 +88,7 @@ class _Clock:
 def _spent(parts: Any, kernels: list[Kernel], clock: _Clock, uses: Callable[[float], float]) -> dict[str, float]:
     """Seconds of samples that each kernel is given, when it takes what `uses` makes of them."""
     given = {}
-    for kernel, method in parts.of(kernels, Method(), clock):
+    for kernel, method in parts.of(kernels, MeasurementMethod(), clock):
         given[kernel.name] = method.seconds
         clock.now += uses(method.seconds)
     return given
@@ -101,7 +101,7 @@ def _weights(kernel: Kernel) -> float:
 
 def test_half_of_the_budget_is_shared_by_time_and_half_by_heads() -> None:
     """Predicted 90 and 10: shares are 1/2 + 0.9 and 1/2 + 0.1 of 2: of 1 s, 0.7 and 0.3."""
-    parts = session.Parts(1.0, _weights)
+    parts = session.TimeBudget(1.0, _weights)
     given = _spent(parts, [_matmul(10), _matmul(90)], _Clock(), lambda seconds: seconds)
     assert given == pytest.approx({"matmul.90": 0.7, "matmul.10": 0.3})
     assert list(given) == ["matmul.90", "matmul.10"]
@@ -109,7 +109,7 @@ def test_half_of_the_budget_is_shared_by_time_and_half_by_heads() -> None:
 
 def test_what_one_kernel_leaves_over_is_the_others() -> None:
     """The first uses a half of its 0.7 s: 0.65 s are left for the second."""
-    parts = session.Parts(1.0, _weights)
+    parts = session.TimeBudget(1.0, _weights)
     given = _spent(parts, [_matmul(10), _matmul(90)], _Clock(), lambda seconds: seconds / 2)
     assert given["matmul.10"] == pytest.approx(0.65)
 
@@ -120,7 +120,7 @@ def test_what_kernels_take_besides_their_samples_is_taken_off_the_others_parts()
     The second has a ninth of 1.7 s, less 0.1 s. From then on all has its place, and the budget is kept.
     """
     clock = _Clock()
-    parts = session.Parts(2.0, lambda _: 1e-3)
+    parts = session.TimeBudget(2.0, lambda _: 1e-3)
     given = list(_spent(parts, [_matmul(size) for size in range(1, 11)], clock, lambda each: each + 0.1).values())
     assert given[:2] == pytest.approx([0.2, 1.7 / 9 - 0.1])
     assert len(given) == 10
@@ -128,25 +128,27 @@ def test_what_kernels_take_besides_their_samples_is_taken_off_the_others_parts()
 
 
 def test_a_spent_budget_leaves_the_shortest_out() -> None:
-    parts = session.Parts(1.0, _weights)
+    parts = session.TimeBudget(1.0, _weights)
     given = _spent(parts, [_matmul(10), _matmul(90), _matmul(50)], _Clock(), lambda _: 0.6)
     assert list(given) == ["matmul.90", "matmul.50"]
 
 
 def test_a_kernel_that_would_overrun_what_is_left_is_passed_over() -> None:
     """Three runs of 400 ms do not fit in a second; those of 90 ms do, and of 10 ms in what these leave."""
-    parts = session.Parts(1.0, _weights)
+    parts = session.TimeBudget(1.0, _weights)
     given = _spent(parts, [_matmul(10), _matmul(90), _matmul(400)], _Clock(), lambda _: 0.5)
     assert list(given) == ["matmul.90", "matmul.10"]
 
 
 def test_without_a_budget_the_method_is_the_methods_own() -> None:
-    parts = session.Parts(None, _weights)
-    assert [method for _, method in parts.of([_matmul(1)], Method(seconds=7.0), _Clock())] == [Method(seconds=7.0)]
+    parts = session.TimeBudget(None, _weights)
+    assert [method for _, method in parts.of([_matmul(1)], MeasurementMethod(max_seconds=7.0), _Clock())] == [
+        MeasurementMethod(max_seconds=7.0)
+    ]
 
 
 def test_a_record_gathers_all_kinds_of_rows(tmp_path: Path) -> None:
-    made = session.Session(tmp_path / "r.json", DEVICE, HOW)
+    made = session.KernelSession(tmp_path / "r.json", DEVICE, HOW)
     made.extend(CalibrationRecord(DEVICE, HOW, launch_interval=2e-6))
     made.add(_row(64))
     made.save()
@@ -159,7 +161,7 @@ def test_what_had_no_memory_is_tried_again_and_fits_stay_until_the_next(tmp_path
     failed = replace(_row(64), time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY)
     fits = (CollectiveFit(CollectiveType.ALL_REDUCE, 2, 1, 1e-4, 1e9, FitResidual(3, 0.1, 0.2)),)
     write_record(CalibrationRecord(DEVICE, HOW, (failed, _row(128)), collective_fits=fits), path)
-    made = session.Session(path, DEVICE, HOW)
+    made = session.KernelSession(path, DEVICE, HOW)
     assert [signature_of(item) for item in made.missing([_matmul(64), _matmul(128)])] == [failed.signature]
     made.save()
     assert read_record(path).collective_fits == fits

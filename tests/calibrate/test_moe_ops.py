@@ -60,10 +60,10 @@ def _kernel(operands: MatmulLayout, kind: KernelKind, accumulated: DType | None 
 @pytest.mark.parametrize("experts", MIXTURES.values(), ids=MIXTURES)
 def test_every_kernel_of_a_mixture_runs_on_a_cpu(experts: str) -> None:
     for kernel in distinct_kernels(_mixture(experts)):
-        action = pytorch_ops.prepare(kernel, CPU)
+        action = pytorch_ops.prepare_kernel(kernel, CPU)
         action()
         action()
-        assert pytorch_ops.allocated(kernel, CPU) >= pytorch_ops.touched(kernel) > 0.0
+        assert pytorch_ops.allocated_bytes(kernel, CPU) >= pytorch_ops.touched_bytes(kernel) > 0.0
 
 
 @pytest.mark.parametrize("kind", sorted(GROUPED_MATMUL_KINDS, key=lambda kind: kind.value))
@@ -74,16 +74,16 @@ def test_grouped_products_are_those_of_each_group(
 ) -> None:
     """Against one product after the other, by hand; groups without rows give nothing, and zeros for their weights."""
     given: list[Any] = []
-    real = grouped_gemm.operands
+    real = grouped_gemm.grouped_operands
 
     def kept(*arguments: Any) -> Any:
         given[:] = real(*arguments)
         return tuple(given)
 
-    monkeypatch.setattr(grouped_gemm, "operands", kept)
+    monkeypatch.setattr(grouped_gemm, "grouped_operands", kept)
     kernel = _kernel(operands, kind)
     assert isinstance(kernel.shape, MatmulShape)
-    action: Any = grouped_gemm.prepare(kernel, kernel.shape, CPU, rows)
+    action: Any = grouped_gemm.prepare_grouped(kernel, kernel.shape, CPU, rows)
     action()
     a, b = given
     sizes = list(rows or (ROWS,) * GROUPS)
@@ -108,12 +108,12 @@ def test_without_a_grouped_kernel_products_follow_one_another(monkeypatch: pytes
     )
     for item in (kernel, summed):
         assert isinstance(item.shape, MatmulShape)
-    assert grouped_gemm.there(DType.FP32, CPU)
-    monkeypatch.setattr(grouped_gemm, "there", lambda _dtype, _device: False)
-    action: Any = pytorch_ops.prepare(kernel, CPU)
+    assert grouped_gemm.has_grouped_kernel(DType.FP32, CPU)
+    monkeypatch.setattr(grouped_gemm, "has_grouped_kernel", lambda _dtype, _device: False)
+    action: Any = pytorch_ops.prepare_kernel(kernel, CPU)
     action()
     assert [tuple(element.shape) for element in action.result] == [(ROWS, WIDE)] * GROUPS
-    adding: Any = pytorch_ops.prepare(summed, CPU)
+    adding: Any = pytorch_ops.prepare_kernel(summed, CPU)
     adding()
     first = [entry.clone() for entry in adding.result]
     adding()
@@ -124,50 +124,52 @@ def test_without_a_grouped_kernel_products_follow_one_another(monkeypatch: pytes
 
 def test_what_only_transformer_engine_fuses_is_said() -> None:
     shape = MemoryBoundShape(MemoryBoundOp.UNPERMUTE, 8, 16, fused=True, table=16)
-    with pytest.raises(pytorch_ops.Unsupported, match="unpermute: PyTorch has no fused kernel"):
-        pytorch_ops.prepare(Kernel("test", KernelKind.COPY, DType.BF16, 0.0, 1.0, shape), CPU)
+    with pytest.raises(pytorch_ops.UnsupportedKernel, match="unpermute: PyTorch has no fused kernel"):
+        pytorch_ops.prepare_kernel(Kernel("test", KernelKind.COPY, DType.BF16, 0.0, 1.0, shape), CPU)
 
 
 def test_softmax_chooses_the_largest_and_weights_them_by_themselves() -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
-    probabilities, marks = moe_formulas.softmax_choice(logits, 2)
+    logits = torch.differentiable([[0.0, 3.0, 1.0, 2.0]])
+    probabilities, marks = moe_formulas.top_k_softmax(logits, 2)
     assert marks.tolist() == [[False, True, False, True]]
-    e = torch.tensor([3.0, 2.0]).exp()
+    e = torch.differentiable([3.0, 2.0]).exp()
     torch.testing.assert_close(probabilities[0, [1, 3]], e / e.sum())
 
 
 def test_a_bias_chooses_and_does_not_weight() -> None:
-    logits, bias = torch.tensor([[0.0, 3.0, 1.0, 2.0]]), torch.tensor([9.0, 0.0, 0.0, 0.0])
-    probabilities, marks = moe_formulas.sigmoid_choice(logits, 2, bias)
+    logits, bias = torch.differentiable([[0.0, 3.0, 1.0, 2.0]]), torch.differentiable([9.0, 0.0, 0.0, 0.0])
+    probabilities, marks = moe_formulas.top_k_sigmoid(logits, 2, bias)
     assert marks.tolist() == [[True, True, False, False]]
-    s = torch.sigmoid(torch.tensor([0.0, 3.0]))
+    s = torch.sigmoid(torch.differentiable([0.0, 3.0]))
     torch.testing.assert_close(probabilities[0, :2], s / s.sum())
 
 
 def test_limited_choices_stay_in_four_of_eight_groups() -> None:
     logits = torch.randn(64, 32)
-    _, marks = moe_formulas.sigmoid_choice(logits, 8, None, grouped=True)
+    _, marks = moe_formulas.top_k_sigmoid(logits, 8, None, grouped=True)
     assert marks.sum(1).tolist() == [8] * 64
-    assert int(marks.view(64, moe_formulas.GROUPS, -1).any(-1).sum(1).max()) <= moe_formulas.LIMIT
-    _, free = moe_formulas.sigmoid_choice(logits, 8, None)
-    assert int(free.view(64, moe_formulas.GROUPS, -1).any(-1).sum(1).max()) > moe_formulas.LIMIT
+    assert int(marks.view(64, moe_formulas.EXPERT_GROUPS, -1).any(-1).sum(1).max()) <= moe_formulas.MAX_GROUPS_PER_TOKEN
+    _, free = moe_formulas.top_k_sigmoid(logits, 8, None)
+    assert int(free.view(64, moe_formulas.EXPERT_GROUPS, -1).any(-1).sum(1).max()) > moe_formulas.MAX_GROUPS_PER_TOKEN
 
 
 def test_copies_are_sorted_by_expert_and_come_back_to_their_tokens() -> None:
     """Unpermuting what was permuted gives each token as often as it was copied."""
-    choice = moe_formulas.softmax_choice(torch.randn(16, 8), 3)
-    places, weights = moe_formulas.row_map(choice)
+    choice = moe_formulas.top_k_softmax(torch.randn(16, 8), 3)
+    places, weights = moe_formulas.permutation_map(choice)
     experts = choice[1].t().nonzero()
     assert places.tolist() == experts[:, 1].tolist()
     torch.testing.assert_close(weights, choice[0][places, experts[:, 0]])
     x = torch.randn(16, 4)
-    torch.testing.assert_close(moe_formulas.unpermuted(moe_formulas.permuted(x, places), places, 16), 3.0 * x)
+    torch.testing.assert_close(
+        moe_formulas.unpermute_tokens(moe_formulas.permute_tokens(x, places), places, 16), 3.0 * x
+    )
 
 
 def test_a_sort_puts_gradients_back() -> None:
     rows, order = torch.randn(6, 2, requires_grad=True, dtype=torch.float64), torch.randperm(6)
     back = torch.argsort(order)
-    assert torch.autograd.gradcheck(lambda x: moe_formulas.Sorted.apply(x, order, back), (rows,))
+    assert torch.autograd.gradcheck(lambda x: moe_formulas._ReorderTokens.apply(x, order, back), (rows,))
 
 
 def _record_of(kernels: list[Kernel], seconds: float) -> Any:

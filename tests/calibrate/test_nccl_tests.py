@@ -389,5 +389,5 @@ def test_importing_a_file_again_changes_nothing(take_over: Callable[..., Calibra
 
 def test_what_is_read_says_where_it_stands() -> None:
     (run,) = read_runs(FILES / REDUCE_SCATTER)
-    assert run.samples[1].where.endswith("v2.19_h200.txt: line 20")
-    assert len(run.places) == 8
+    assert run.samples[1].location.endswith("v2.19_h200.txt: line 20")
+    assert len(run.gpus) == 8

@@ -21,7 +21,7 @@ from tests.calibrate.check_scenarios import one_thread
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.step_profile import _allocations  # noqa: E402 - torch first
+from calibrate.check.step_profile import _allocation_events  # noqa: E402 - torch first
 from calibrate.kernels import formulas, pytorch_ops  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -100,17 +100,17 @@ def _peaks(kernels: Mapping[str, Kernel]) -> dict[str, float | None]:
 
 def _ran(kernel: Kernel) -> float | None:
     try:
-        action = pytorch_ops.prepare(kernel, CPU)
+        action = pytorch_ops.prepare_kernel(kernel, CPU)
         action()
         action()
-    except pytorch_ops.Unsupported:
+    except pytorch_ops.UnsupportedKernel:
         return None
     return 0.0
 
 
 def _peak(events: Sequence[Any]) -> float:
     held, peak = 0, 0
-    for _, size in sorted(_allocations(events)):
+    for _, size in sorted(_allocation_events(events)):
         held += size
         peak = max(peak, held)
     return float(peak)
@@ -128,7 +128,7 @@ def test_memory_is_what_pytorch_allocates(measured: dict[str, tuple[Kernel, floa
 
     Nor is what a CPU packs blocks of BF16 products and of attention into: up to a fifth of operands this small.
     """
-    parts = {name: pytorch_ops.allocated(kernel, CPU) / peak for name, (kernel, peak) in measured.items()}
+    parts = {name: pytorch_ops.allocated_bytes(kernel, CPU) / peak for name, (kernel, peak) in measured.items()}
     assert len(parts) > 100
     packed = [name for name in parts if "Shape" in name]
     assert {name: part for name, part in parts.items() if not (0.8 if name in packed else 0.95) <= part <= 1.05} == {}
@@ -143,7 +143,7 @@ def test_every_routine_that_a_cpu_runs_is_measured(measured: dict[str, tuple[Ker
 
 def test_touched_memory_is_part_of_it(measured: dict[str, tuple[Kernel, float]]) -> None:
     for kernel, _ in measured.values():
-        assert 0.0 < pytorch_ops.touched(kernel) <= pytorch_ops.allocated(kernel, CPU)
+        assert 0.0 < pytorch_ops.touched_bytes(kernel) <= pytorch_ops.allocated_bytes(kernel, CPU)
 
 
 def test_a_gpus_own_kernels_keep_a_mask_of_bytes_and_no_formula() -> None:
@@ -154,24 +154,24 @@ def test_a_gpus_own_kernels_keep_a_mask_of_bytes_and_no_formula() -> None:
     for routine, results in ((MemoryBoundOp.DROPOUT, dropped), (MemoryBoundOp.RMSNORM, normed)):
         (forward,) = _streams(routine, DType.BF16, fused=True, backward=False)
         (backward,) = _streams(routine, DType.BF16, fused=True, backward=True)
-        assert pytorch_ops.allocated(forward, gpu) == pytest.approx(x.nbytes + results, rel=0.01)
-        assert pytorch_ops.allocated(backward, gpu) == pytest.approx(3 * x.nbytes + results, rel=0.01)
+        assert pytorch_ops.allocated_bytes(forward, gpu) == pytest.approx(x.nbytes + results, rel=0.01)
+        assert pytorch_ops.allocated_bytes(backward, gpu) == pytest.approx(3 * x.nbytes + results, rel=0.01)
 
 
 @pytest.mark.slow
 def test_compiled_formulas_have_no_temporaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for this CPU: inductor's partitioner decides what is kept, for GPUs as here."""
-    monkeypatch.setattr(formulas, "_formula", lambda formula, _x, **_: formulas.compiled(formula))
+    monkeypatch.setattr(formulas, "_maybe_compiled", lambda formula, _x, **_: formulas.compiled(formula))
     kernels = [
         kernel
         for routine, back in product(COMPILED, (False, True))
         for kernel in _streams(routine, DType.BF16, fused=True, backward=back)
     ]
-    with one_thread(), pytorch_ops.compiling():
+    with one_thread(), pytorch_ops.compile_settings():
         for kernel in kernels:
             _ran(kernel)
         peaks = _peaks({_words(kernel): kernel for kernel in kernels})
     for kernel in kernels:
         peak = peaks[_words(kernel)]
         assert peak is not None
-        assert 0.7 <= pytorch_ops.allocated(kernel, torch.device("cuda")) / peak <= 1.3, _words(kernel)
+        assert 0.7 <= pytorch_ops.allocated_bytes(kernel, torch.device("cuda")) / peak <= 1.3, _words(kernel)

@@ -20,7 +20,7 @@ def test_redirected_it_is_a_line_now_and_then_and_one_at_the_end(monkeypatch: py
     times = iter([0.0, 6.0, 12.0, 18.0, 24.0])
     monkeypatch.setattr(progress, "monotonic", lambda: next(times))
     out = io.StringIO()
-    with progress.shown("kernels", STEPS, out) as advance:
+    with progress.count_progress("kernels", STEPS, out) as advance:
         for name in ("a", "b", "c", "d"):
             advance(name)
     assert out.getvalue().splitlines() == ["kernels: 2 of 4, about 12 s left, next b", "kernels: 4 of 4"]
@@ -28,6 +28,6 @@ def test_redirected_it_is_a_line_now_and_then_and_one_at_the_end(monkeypatch: py
 
 def test_on_a_terminal_it_is_a_bar() -> None:
     out = _Terminal()
-    with progress.shown("kernels", STEPS, out) as advance:
+    with progress.count_progress("kernels", STEPS, out) as advance:
         advance("matmul")
     assert "kernels" in out.getvalue()

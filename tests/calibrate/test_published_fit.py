@@ -12,8 +12,8 @@ import pytest
 from calibrate.__main__ import main
 from calibrate.fit import published_fit
 from calibrate.fit.grid_search import GridSearch
-from calibrate.fit.published_fit import DERIVATIONS, TARGETS, Fits
-from calibrate.fit.published_kernels import attentions, best_rates, matmuls
+from calibrate.fit.published_fit import DERIVED_ACCELERATORS, TARGETS, AcceleratorFits
+from calibrate.fit.published_kernels import attention_samples, best_matmul_rates, matmul_samples
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
@@ -30,8 +30,10 @@ from tests.uniform_models import layer
 BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter slower than the others in long kernels
 
 
-@pytest.mark.parametrize("name", [target.name for target in TARGETS] + [derived.name for derived in DERIVATIONS])
-def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: Fits, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [target.name for target in TARGETS] + [derived.name for derived in DERIVED_ACCELERATORS]
+)
+def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: AcceleratorFits, name: str) -> None:
     def written(efficiency: KernelEfficiency) -> KernelEfficiency:
         latency, grouped = round(efficiency.kernel_latency, 9), efficiency.expert_matmul
         called = replace(grouped, call=round(grouped.call, 9))
@@ -40,7 +42,7 @@ def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: Fit
     assert written(load_accelerator(name).efficiency) == written(fits.efficiencies[name])
 
 
-def test_matmuls_are_predicted_within_twenty_percent_and_large_ones_within_ten(fits: Fits) -> None:
+def test_matmuls_are_predicted_within_twenty_percent_and_large_ones_within_ten(fits: AcceleratorFits) -> None:
     """The errors are means over all of an accelerator's rows; leaving a row out of its fit changes little."""
     dense = [row for row in fits.qualities if row.kind.startswith("matmul")]
     assert {row.accelerator for row in dense} >= {target.name for target in TARGETS}
@@ -49,18 +51,18 @@ def test_matmuls_are_predicted_within_twenty_percent_and_large_ones_within_ten(f
         assert row.large_loo_mape is None or row.large_loo_mape <= (0.25 if row.accelerator in BLACKWELL else 0.10), row
 
 
-def test_flash_attention_is_predicted_within_fifteen_percent(fits: Fits) -> None:
+def test_flash_attention_is_predicted_within_fifteen_percent(fits: AcceleratorFits) -> None:
     for row in fits.qualities:
         if row.kind.startswith("attention"):
             assert row.loo_mape <= (0.20 if row.accelerator in BLACKWELL else 0.15), row
 
 
-def test_the_roofline_repeats_the_fit_kernel_by_kernel(fits: Fits) -> None:
+def test_the_roofline_repeats_the_fit_kernel_by_kernel(fits: AcceleratorFits) -> None:
     """The fit works on arrays of rows; the cost source times one kernel. Both are the same model."""
     name = "h100-sxm-80gb"
     roofline = Roofline(load_accelerator(name))
-    rows = [row for row in matmuls() if row.accelerator == name and row.dtype not in LOW_PRECISION_DTYPES]
-    kernels = [Kernel("row", KernelKind.MATMUL, row.dtype, row.flops, row.moved, row.shape) for row in rows]
+    rows = [row for row in matmul_samples() if row.accelerator == name and row.dtype not in LOW_PRECISION_DTYPES]
+    kernels = [Kernel("row", KernelKind.MATMUL, row.dtype, row.flops, row.moved_bytes, row.shape) for row in rows]
     ratios = [roofline.time_kernel(kernel).seconds / row.seconds for kernel, row in zip(kernels, rows, strict=True)]
     quality = next(row for row in fits.qualities if row.accelerator == name and row.kind == "matmul")
     assert np.mean(np.abs(np.array(ratios) - 1.0)) == pytest.approx(quality.mape, rel=1e-6)
@@ -119,9 +121,9 @@ def layer_22b(sequence_parallel: bool) -> LayerOperators:
 
 
 def test_best_shapes_of_a_search_are_bounds_and_never_rows_of_a_fit() -> None:
-    assert best_rates()[("h100-sxm-80gb", DType.BF16)] == 794.5e12
-    assert not any(row.flops / row.seconds == pytest.approx(794.5e12, rel=1e-4) for row in matmuls())
-    for (name, dtype), rate in best_rates().items():
+    assert best_matmul_rates()[("h100-sxm-80gb", DType.BF16)] == 794.5e12
+    assert not any(row.flops / row.seconds == pytest.approx(794.5e12, rel=1e-4) for row in matmul_samples())
+    for (name, dtype), rate in best_matmul_rates().items():
         assert rate < load_accelerator(name).peak_flops(dtype)
 
 
@@ -130,7 +132,7 @@ def test_a_causal_row_that_counts_the_whole_matrix_is_halved() -> None:
 
     4 * 32 * 4096^2 * 128 FLOP / 166.95 us = 1646.5 TFLOP/s, of which a causal kernel executes half.
     """
-    row = next(row for row in attentions() if row.accelerator == "b200-sxm-180gb" and row.shape.heads == 32)
+    row = next(row for row in attention_samples() if row.accelerator == "b200-sxm-180gb" and row.shape.heads == 32)
     assert row.seconds == pytest.approx(166.95e-6, rel=1e-3)
     assert row.flops == 4 * 32 * 4096**2 * 128 / 2
 
@@ -143,56 +145,64 @@ def test_leave_one_out_predicts_each_row_from_the_others_alone() -> None:
     """
     search = GridSearch(np.array([1.0, 4.0]))
     for value in (1.0, 2.0, 4.0):
-        search.offer([(value,)], np.array([[value, value]]))
-    winner = search.winner()
+        search.evaluate([(value,)], np.array([[value, value]]))
+    winner = search.optimum()
     assert winner.constants == (4.0,)
-    assert winner.left_out.tolist() == [4.0, 1.0]
+    assert winner.leave_one_out.tolist() == [4.0, 1.0]
 
 
 def test_a_source_is_predicted_from_all_rows_of_the_others() -> None:
     """Rows of 1 s and 1 s of one source and 4 s of another: without the other 1 is best, without the one 4 is."""
     search = GridSearch(np.array([1.0, 1.0, 4.0]), ["one", "one", "other"])
     for value in (1.0, 2.0, 4.0):
-        search.offer([(value,)], np.full((1, 3), value))
-    unseen = search.winner().unseen
+        search.evaluate([(value,)], np.full((1, 3), value))
+    unseen = search.optimum().source_held_out
     assert unseen is not None
     assert unseen.tolist() == [4.0, 4.0, 1.0]
 
 
 def test_a_single_source_is_not_left_out() -> None:
     search = GridSearch(np.array([1.0, 4.0]), ["one", "one"])
-    search.offer([(2.0,)], np.full((1, 2), 2.0))
-    assert search.winner().unseen is None
+    search.evaluate([(2.0,)], np.full((1, 2), 2.0))
+    assert search.optimum().source_held_out is None
 
 
 def test_sources_that_count_alike_are_heard_however_few_rows_they_have() -> None:
     """Nine rows of 1 s and two of 2 s in sources of one row each: by rows 1 is best, by sources 2."""
     found = []
     for even in (False, True):
-        search = GridSearch(np.array([1.0] * 9 + [2.0] * 2), [*["many"] * 9, "first", "second"], even=even)
+        search = GridSearch(
+            np.array([1.0] * 9 + [2.0] * 2), [*["many"] * 9, "first", "second"], equal_source_weights=even
+        )
         for value in (1.0, 2.0):
-            search.offer([(value,)], np.full((1, 11), value))
-        found.append(search.winner().constants[0])
+            search.evaluate([(value,)], np.full((1, 11), value))
+        found.append(search.optimum().constants[0])
     assert found == [1.0, 2.0]
 
 
-def test_every_source_is_judged_by_itself_and_left_out_where_there_are_others(fits: Fits) -> None:
+def test_every_source_is_judged_by_itself_and_left_out_where_there_are_others(fits: AcceleratorFits) -> None:
     """The rows of an accelerator's kind are shared out among its sources; one source alone cannot be left out."""
-    for judged in fits.judged:
+    for judged in fits.evaluations:
         of = [
-            unseen for unseen in fits.unseen if (unseen.accelerator, unseen.kind) == (judged.accelerator, judged.kind)
+            source_error
+            for source_error in fits.source_errors
+            if (source_error.accelerator, source_error.kind) == (judged.accelerator, judged.kind)
         ]
-        assert sum(item.n for item in of) == len(judged.rows)
+        assert sum(source_errors.n for source_errors in of) == len(judged.samples)
         fitted = not judged.kind.endswith("not fitted")
-        assert all((element.unseen_mape is None) == (len(of) == 1 and fitted) for element in of)
-        mean = sum(entry.n * entry.mape for entry in of) / len(judged.rows)
+        assert all((item.unseen_mape is None) == (len(of) == 1 and fitted) for item in of)
+        mean = sum(element.n * element.mape for element in of) / len(judged.samples)
         assert mean == pytest.approx(judged.quality.mape)
 
 
-def test_blackwells_matmuls_rest_on_more_than_one_source(fits: Fits) -> None:
+def test_blackwells_matmuls_rest_on_more_than_one_source(fits: AcceleratorFits) -> None:
     """Constants of any two sources predict the third within a quarter, and on both sides."""
-    of = [unseen for unseen in fits.unseen if unseen.accelerator == "b200-sxm-180gb" and unseen.kind == "matmul"]
-    biases = [item.unseen_bias for item in of if item.unseen_bias is not None]
+    of = [
+        source_error
+        for source_error in fits.source_errors
+        if source_error.accelerator == "b200-sxm-180gb" and source_error.kind == "matmul"
+    ]
+    biases = [source_errors.unseen_bias for source_errors in of if source_errors.unseen_bias is not None]
     assert len(biases) == len(of) == 3
     assert min(biases) < 0.0 < max(biases)
     assert max(map(abs, biases)) < 0.25
@@ -222,8 +232,8 @@ def test_the_command_writes_json_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_unwritable_target_is_one_sentence_and_status_two(
-    fits: Fits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fits: AcceleratorFits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(published_fit, "fit", lambda: fits)
+    monkeypatch.setattr(published_fit, "fit_published", lambda: fits)
     assert main(["fit-published", "--json", str(tmp_path / "no" / "where.json")]) == 2
     assert "there is no directory" in capsys.readouterr().err

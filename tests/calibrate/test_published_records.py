@@ -8,10 +8,10 @@ import pytest
 import calibrate
 from calibrate.command import main
 from calibrate.fit import published_fit
-from calibrate.fit.fit_quality import Fits
+from calibrate.fit.fit_quality import AcceleratorFits
 from calibrate.fit.published_fit import TARGETS
-from calibrate.fit.published_kernels import matmuls
-from calibrate.fit.published_records import records
+from calibrate.fit.published_kernels import matmul_samples
+from calibrate.fit.published_records import build_records
 from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin, signature_of
 from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, record_text
@@ -26,8 +26,8 @@ SHIPPED = Path(calibrate.__file__).parent / "records" / "published"
 
 
 @pytest.fixture(scope="module")
-def written(fits: Fits) -> dict[str, CalibrationRecord]:
-    return records(fits)
+def written(fits: AcceleratorFits) -> dict[str, CalibrationRecord]:
+    return build_records(fits)
 
 
 def test_running_the_command_again_gives_the_shipped_bytes(written: dict[str, CalibrationRecord]) -> None:
@@ -69,10 +69,10 @@ def test_sources_that_differ_are_one_row_with_their_median_and_range(written: di
     rows = written["h100-sxm-80gb"].collectives
     row = next(row for row in rows if row.call.collective is CollectiveType.ALL_REDUCE and row.call.payload == 2**16)
     published = [
-        case.number("time_us") * 1e-6
+        case.positive_float("time_us") * 1e-6
         for case in read_collectives()
         if case.text("case_id").startswith("coll-")
-        and case.is_yes("in_fit")
+        and case.boolean("in_fit")
         and case.text("gpu") == "h100-sxm-80gb"
         and (case.text("n_gpus"), case.text("nodes"), case.text("collective"), case.text("algo"))
         == ("8", "1", "all_reduce", "")
@@ -99,15 +99,15 @@ def test_collectives_stay_within_a_node_and_are_fitted(written: dict[str, Calibr
 
 def test_every_published_matmul_is_in_its_record(written: dict[str, CalibrationRecord]) -> None:
     known = {(name, row.signature) for name, record in written.items() for row in record.kernels}
-    for row in matmuls():
+    for row in matmul_samples():
         assert any(name == row.accelerator and found.shape == row.shape for name, found in known)
     assert all(signature_of(row.kernel) == row.signature for record in written.values() for row in record.kernels)
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(
-    fits: Fits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fits: AcceleratorFits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(published_fit, "fit", lambda: fits)
+    monkeypatch.setattr(published_fit, "fit_published", lambda: fits)
     (tmp_path / "file").write_text("")
     assert main(["fit-published", "--records", str(tmp_path / "file" / "folder")]) == 2
     assert "cannot be made" in capsys.readouterr().err

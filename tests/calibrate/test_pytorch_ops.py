@@ -162,7 +162,7 @@ _COUNTED = _counted()
 def test_a_routine_moves_what_the_workload_counts(name: str) -> None:
     """Statistics of rows, masks and angles are the few per cent that the workload leaves out."""
     kernel = _COUNTED[name]
-    action = routines.prepare(kernel, CPU)
+    action = routines.prepare_kernel(kernel, CPU)
     action()  # creates the optimizer's states
     assert _moved(action) == pytest.approx(kernel.bytes, rel=0.04)
 
@@ -183,18 +183,18 @@ def _scenario(model: str, *, fused: bool, attention: str, precision: str) -> Sce
 def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) -> None:
     """In FP32 and as PyTorch runs the formulas, a CPU has all of them, tensor-parallel shards too."""
     for kernel in distinct_kernels(_scenario(model, fused=False, attention=attention, precision="fp32")):
-        action = routines.prepare(kernel, CPU)
+        action = routines.prepare_kernel(kernel, CPU)
         action()
         action()
-        assert routines.allocated(kernel, CPU) >= routines.touched(kernel) > 0.0
+        assert routines.allocated_bytes(kernel, CPU) >= routines.touched_bytes(kernel) > 0.0
 
 
 def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
     found = {}
     for kernel in distinct_kernels(_scenario("llama-tiny", fused=True, attention="flash", precision="bf16")):
         try:
-            routines.prepare(kernel, CPU)()
-        except routines.Unsupported as reason:
+            routines.prepare_kernel(kernel, CPU)()
+        except routines.UnsupportedKernel as reason:
             found[kernel.name.removesuffix(".input_gradient")] = str(reason)
     assert "PyTorch has none on a CPU" in found["mlp.up.weight_gradient"]  # BF16 products added to FP32
     assert "no fused kernel" in found["mlp.activation"]
@@ -203,15 +203,15 @@ def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
 
 def test_weights_of_four_bits_cannot_be_unpacked_by_pytorch_alone() -> None:
     unpack = memory_bound.dequantize_kernel("test", DType.NF4, DType.BF16, rows=64, width=64)
-    with pytest.raises(routines.Unsupported, match="dequantize: it is not measured"):
-        routines.prepare(unpack, CPU)
+    with pytest.raises(routines.UnsupportedKernel, match="dequantize: it is not measured"):
+        routines.prepare_kernel(unpack, CPU)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("operands", MatmulLayout)
 def test_operands_lie_in_memory_as_autograds_do(operands: MatmulLayout, batch: int) -> None:
     """A linear layer's forward reads its weights [n, k] by columns; the weight gradient reads A [k, m] by columns."""
-    a, b = matmul.operands(MatmulShape(2, 3, 5, batch=batch, operands=operands), DType.FP32, CPU)
+    a, b = matmul.matmul_operands(MatmulShape(2, 3, 5, batch=batch, operands=operands), DType.FP32, CPU)
     assert (a.shape[-2:], b.shape[-2:]) == ((2, 5), (5, 3))
     assert a.is_contiguous() == (operands is not MatmulLayout.TN)
     assert b.is_contiguous() == (operands is not MatmulLayout.NT)
@@ -223,9 +223,9 @@ def test_operands_lie_in_memory_as_autograds_do(operands: MatmulLayout, batch: i
 def test_a_product_is_the_product_of_its_operands(operands: MatmulLayout, batch: int) -> None:
     shape = MatmulShape(4, 6, 8, batch=batch, operands=operands)
     torch.manual_seed(0)
-    a, b = matmul.operands(shape, DType.FP32, CPU)
+    a, b = matmul.matmul_operands(shape, DType.FP32, CPU)
     torch.manual_seed(0)
-    action = matmul.prepare(shape, DType.FP32, CPU)
+    action = matmul.prepare_matmul(shape, DType.FP32, CPU)
     action()
     assert torch.allclose(action.result, a @ b)
 
@@ -233,9 +233,9 @@ def test_a_product_is_the_product_of_its_operands(operands: MatmulLayout, batch:
 def test_an_accumulated_product_is_added_at_every_run() -> None:
     shape = MatmulShape(4, 6, 8, operands=MatmulLayout.TN, accumulated=DType.FP32)
     torch.manual_seed(0)
-    a, b = matmul.operands(shape, DType.FP32, CPU)
+    a, b = matmul.matmul_operands(shape, DType.FP32, CPU)
     torch.manual_seed(0)
-    action = matmul.prepare(shape, DType.FP32, CPU)
+    action = matmul.prepare_matmul(shape, DType.FP32, CPU)
     action()
     once = action.result.clone()
     action()
@@ -245,7 +245,7 @@ def test_an_accumulated_product_is_added_at_every_run() -> None:
 def test_an_fp8_product_is_near_the_exact_one() -> None:
     """E4M3 keeps 3 bits: each factor is off by at most 1/16, a sum of 64 of them by far less."""
     torch.manual_seed(0)
-    action = matmul.prepare(MatmulShape(32, 16, 64), DType.FP8, CPU)
+    action = matmul.prepare_matmul(MatmulShape(32, 16, 64), DType.FP8, CPU)
     torch.manual_seed(0)
     a, b = (torch.empty(rows, 64, dtype=torch.bfloat16).normal_() for rows in (32, 16))
     action()
@@ -256,14 +256,17 @@ def test_an_fp8_product_is_near_the_exact_one() -> None:
 
 @pytest.mark.parametrize("shape", [MatmulShape(32, 16, 30), MatmulShape(32, 16, 32, accumulated=DType.FP32)])
 def test_fp8_products_that_pytorch_has_not_are_unsupported(shape: MatmulShape) -> None:
-    with pytest.raises(routines.Unsupported):
-        matmul.prepare(shape, DType.FP8, CPU)
+    with pytest.raises(routines.UnsupportedKernel):
+        matmul.prepare_matmul(shape, DType.FP8, CPU)
 
 
 def test_attention_backward_gives_the_gradients_of_queries_keys_and_values() -> None:
     shape = AttentionShape(2, 16, 16, 4, 2, 8, causal=True)
     (core,) = AttentionCore(shape, DType.FP32, dropout=False, fused=True).flash_operators()
-    forward, backward = routines.prepare(core.forward[0], CPU), routines.prepare(core.input_gradient[0], CPU)
+    forward, backward = (
+        routines.prepare_kernel(core.forward[0], CPU),
+        routines.prepare_kernel(core.input_gradient[0], CPU),
+    )
     forward()
     backward()
     assert forward.result.shape == (2, 4, 16, 8)
@@ -272,7 +275,7 @@ def test_attention_backward_gives_the_gradients_of_queries_keys_and_values() -> 
 
 def test_a_lookups_gradient_is_dense() -> None:
     shape = MemoryBoundShape(MemoryBoundOp.LOOKUP, 16, 8, backward=True, fused=True, table=100)
-    action = routines.prepare(Kernel("test", KernelKind.EMBEDDING, DType.FP32, 0.0, 1.0, shape), CPU)
+    action = routines.prepare_kernel(Kernel("test", KernelKind.EMBEDDING, DType.FP32, 0.0, 1.0, shape), CPU)
     action()
     (gradient,) = action.result
     assert gradient.shape == (100, 8)
@@ -281,15 +284,17 @@ def test_a_lookups_gradient_is_dense() -> None:
 
 def test_positions_gradient_is_the_sum_over_sequences_in_the_gradients_format() -> None:
     shape = MemoryBoundShape(MemoryBoundOp.POSITIONS, 32, 8, backward=True, fused=True, table=16, formats=(DType.FP32,))
-    action = routines.prepare(Kernel("test", KernelKind.EMBEDDING, DType.BF16, 0.0, 1.0, shape), CPU)
+    action = routines.prepare_kernel(Kernel("test", KernelKind.EMBEDDING, DType.BF16, 0.0, 1.0, shape), CPU)
     action()
     assert (action.result.shape, action.result.dtype) == ((16, 8), torch.float32)
 
 
 def test_an_update_is_over_tensors_that_have_the_elements_together() -> None:
-    sizes = [tensor.numel() for tensor in optimizer.tensors(CPU, DType.FP32, 2 * optimizer.LARGEST + 5)]
-    assert sizes == [optimizer.LARGEST, optimizer.LARGEST, 5]
-    assert [tensor.numel() for tensor in optimizer.tensors(CPU, DType.FP32, 7)] == [7]
+    sizes = [
+        tensor.numel() for tensor in optimizer.random_parameters(CPU, DType.FP32, 2 * optimizer.MAX_TENSOR_ELEMENTS + 5)
+    ]
+    assert sizes == [optimizer.MAX_TENSOR_ELEMENTS, optimizer.MAX_TENSOR_ELEMENTS, 5]
+    assert [tensor.numel() for tensor in optimizer.random_parameters(CPU, DType.FP32, 7)] == [7]
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -299,7 +304,7 @@ def test_mixed_precision_converts_gradients_and_refreshes_the_copy(form: Optimiz
     precision = mixed_precision(DType.BF16, gradients=DType.BF16, master=DType.FP32)
     training = replace(FP32, recipe=precision, optimizer=form, fused=fused)
     (kernel,) = optimizer_step_kernels(training, 1000)
-    action = routines.prepare(kernel, CPU)
+    action = routines.prepare_kernel(kernel, CPU)
     seen: set[str] = set()
 
     class Names(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
@@ -322,16 +327,16 @@ def test_moments_in_another_format_than_the_weights_are_unsupported() -> None:
     (kernel,) = optimizer_step_kernels(
         replace(FP32, recipe=mixed_precision(DType.BF16, gradients=DType.BF16, master=None)), 1000
     )
-    with pytest.raises(routines.Unsupported, match="moments in fp32 of weights in bf16"):
-        routines.prepare(kernel, CPU)
+    with pytest.raises(routines.UnsupportedKernel, match="moments in fp32 of weights in bf16"):
+        routines.prepare_kernel(kernel, CPU)
 
 
 def test_clipping_again_and_again_leaves_gradients_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = torch.randn(1000)
     before = gradients.clone()
-    monkeypatch.setattr(optimizer, "tensors", lambda *_: [gradients])
+    monkeypatch.setattr(optimizer, "random_parameters", lambda *_: [gradients])
     (_, clip) = gradient_norm_kernels(FP32, 1000)
-    action = routines.prepare(clip, CPU)
+    action = routines.prepare_kernel(clip, CPU)
     action()
     action()
     assert torch.equal(gradients, before)
@@ -340,24 +345,24 @@ def test_clipping_again_and_again_leaves_gradients_as_they_are(monkeypatch: pyte
 def test_tf32_is_on_for_its_own_kernels_alone() -> None:
     shape = MatmulShape(2, 2, 2)
     for dtype, on in ((DType.TF32, True), (DType.FP32, False)):
-        with routines.settings(matmul_kernel("test", dtype, shape, result_bytes=4), CPU):
+        with routines.kernel_settings(matmul_kernel("test", dtype, shape, result_bytes=4), CPU):
             assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cuda.matmul.allow_tf32 is False
 
 
 def test_a_kernel_without_a_shape_is_unsupported() -> None:
-    with pytest.raises(routines.Unsupported, match="nothing says what it computes"):
-        routines.prepare(Kernel("cast", KernelKind.COPY, DType.BF16, 0.0, 8.0), CPU)
+    with pytest.raises(routines.UnsupportedKernel, match="nothing says what it computes"):
+        routines.prepare_kernel(Kernel("cast", KernelKind.COPY, DType.BF16, 0.0, 8.0), CPU)
 
 
 def test_large_operands_are_normal_too_and_keep_their_layout() -> None:
     """On a CPU a block of random numbers comes again and again."""
-    from calibrate.kernels.pytorch_ops.random_tensors import drawn, normal
+    from calibrate.kernels.pytorch_ops.random_tensors import fill_normal, normal_tensor
 
-    large = normal(CPU, DType.FP32, 3, 2**20)
+    large = normal_tensor(CPU, DType.FP32, 3, 2**20)
     assert large.mean().item() == pytest.approx(0.0, abs=0.01)
     assert large.std().item() == pytest.approx(1.0, abs=0.01)
     assert torch.equal(large[0], large[2])
     turned = torch.empty(5, 2**18).t()
-    assert drawn(turned).stride() == (1, 2**18)
+    assert fill_normal(turned).stride() == (1, 2**18)
     assert float(turned.detach().abs().min()) >= 0.0 and turned.std().item() == pytest.approx(1.0, abs=0.01)

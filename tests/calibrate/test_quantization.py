@@ -14,7 +14,7 @@ from clustersim.model.quantization import quantize_kernels, transpose_kernel
 torch = pytest.importorskip("torch")
 quantizing = pytest.importorskip("calibrate.kernels.pytorch_ops.quantization")
 from calibrate.kernels import pytorch_ops, quantization_formulas  # noqa: E402 - after torch is known to be there
-from calibrate.kernels.formulas import Unsupported, _copied  # noqa: E402
+from calibrate.kernels.formulas import UnsupportedKernel, _copy_function  # noqa: E402
 
 CPU = torch.device("cpu")
 SIZES = 256, 384
@@ -31,11 +31,13 @@ def _cast(narrow: DType, reads: int = 1, copies: int = 2, sizes: tuple[int, int]
 
 def _chosen(kernel: Kernel) -> tuple[quantizing.Formula, tuple[torch.Tensor, ...]]:
     assert isinstance(kernel.shape, MemoryBoundShape)
-    found: tuple[quantizing.Formula, tuple[torch.Tensor, ...]] = quantizing.chosen(kernel.shape, kernel.dtype, CPU)
+    found: tuple[quantizing.Formula, tuple[torch.Tensor, ...]] = quantizing.select_formula(
+        kernel.shape, kernel.dtype, CPU
+    )
     return found
 
 
-def _ran(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.Copies]:
+def _ran(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.QuantizedTensors]:
     """The operand, and what is made of it."""
     formula, operands = _chosen(kernel)
     return operands[0], formula(*operands)
@@ -49,7 +51,7 @@ def test_what_is_written_is_what_the_workload_counts(narrow: DType, copies: int)
     written = sum(item.nbytes for item in _ran(kernel)[1])
     assert written == pytest.approx(copies * SIZES[0] * SIZES[1] * narrow.bytes, rel=4 / 256)
     assert kernel.bytes == SIZES[0] * SIZES[1] * (2 + copies * narrow.bytes)
-    assert pytorch_ops.allocated(kernel, torch.device("cuda")) == kernel.bytes
+    assert pytorch_ops.allocated_bytes(kernel, torch.device("cuda")) == kernel.bytes
 
 
 @pytest.mark.parametrize("narrow", [element for element in MADE if element is not DType.FP8])
@@ -74,10 +76,10 @@ def test_the_scale_of_a_tensor_is_found_first() -> None:
 def test_zeros_stay_zeros() -> None:
     zeros, like = torch.zeros(SIZES), torch.empty(0, dtype=torch.float8_e4m3fn)
     for formula in (
-        quantization_formulas.searched,
-        quantization_formulas.rows_both,
-        quantization_formulas.blocks_both,
-        quantization_formulas.microscaled_both,
+        quantization_formulas.current_scaling,
+        quantization_formulas.rowwise_and_columnwise,
+        quantization_formulas.blockwise_transposed,
+        quantization_formulas.mx_scaling_transposed,
     ):
         assert float(formula(zeros, like)[0].float().abs().max()) == 0.0
 
@@ -85,14 +87,14 @@ def test_zeros_stay_zeros() -> None:
 @pytest.mark.parametrize(
     ("kernel", "formula"),
     [
-        (_cast(DType.FP8, reads=1, copies=1), quantization_formulas.known),
-        (_cast(DType.FP8, reads=1), quantization_formulas.known_both),
-        (_cast(DType.FP8, reads=2, copies=1), quantization_formulas.searched),
-        (_cast(DType.FP8, reads=0, copies=1), quantization_formulas.transposed),  # a norm has made the first copy
-        (_cast(DType.FP8_ROWWISE, reads=1, copies=1), quantization_formulas.rows),
-        (_cast(DType.FP8_ROWWISE, reads=2, copies=1), quantization_formulas.columns),
-        (_cast(DType.FP8_ROWWISE, reads=3), quantization_formulas.rows_both),
-        (transpose_kernel("test", SIZES, DType.MXFP8), quantization_formulas.transposed),
+        (_cast(DType.FP8, reads=1, copies=1), quantization_formulas.delayed_scaling),
+        (_cast(DType.FP8, reads=1), quantization_formulas.delayed_scaling_transposed),
+        (_cast(DType.FP8, reads=2, copies=1), quantization_formulas.current_scaling),
+        (_cast(DType.FP8, reads=0, copies=1), quantization_formulas.transpose_copy),  # a norm has made the first copy
+        (_cast(DType.FP8_ROWWISE, reads=1, copies=1), quantization_formulas.rowwise),
+        (_cast(DType.FP8_ROWWISE, reads=2, copies=1), quantization_formulas.columnwise),
+        (_cast(DType.FP8_ROWWISE, reads=3), quantization_formulas.rowwise_and_columnwise),
+        (transpose_kernel("test", SIZES, DType.MXFP8), quantization_formulas.transpose_copy),
     ],
 )
 def test_how_often_an_operand_is_read_tells_what_is_done(kernel: Kernel, formula: quantizing.Formula) -> None:
@@ -133,33 +135,33 @@ def test_weights_of_a_step_are_matrices() -> None:
     ],
 )
 def test_what_pytorch_has_no_cast_for_is_said(kernel: Kernel, said: str) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(UnsupportedKernel, match=said):
         _chosen(kernel)
 
 
 def test_rows_alone_need_no_whole_blocks_of_columns() -> None:
     kernel = _cast(DType.FP8_BLOCKWISE, copies=1, sizes=(64, 256))
-    assert _chosen(replace(kernel))[0] is quantization_formulas.blocks
+    assert _chosen(replace(kernel))[0] is quantization_formulas.blockwise
 
 
 def test_a_cpu_has_no_fused_cast() -> None:
-    with pytest.raises(Unsupported, match="quantize: PyTorch has no fused kernel for it on a CPU"):
-        pytorch_ops.prepare(_cast(DType.FP8), CPU)
+    with pytest.raises(UnsupportedKernel, match="quantize: PyTorch has no fused kernel for it on a CPU"):
+        pytorch_ops.prepare_kernel(_cast(DType.FP8), CPU)
 
 
 @pytest.mark.parametrize(
     "formula",
     [
-        quantization_formulas.searched_both,
-        quantization_formulas.rows_both,
-        quantization_formulas.blocks_both,
-        quantization_formulas.microscaled_both,
+        quantization_formulas.current_scaling_transposed,
+        quantization_formulas.rowwise_and_columnwise,
+        quantization_formulas.blockwise_transposed,
+        quantization_formulas.mx_scaling_transposed,
     ],
 )
 def test_casts_are_compiled_as_a_whole(formula: quantizing.Formula) -> None:
     """As on a GPU, but for the kernels: PyTorch traces the formula without a break, and its results lie as they do."""
     x, like = torch.randn(SIZES).bfloat16(), torch.empty(0, dtype=torch.float8_e4m3fn)
-    run = torch.compile(_copied(formula), dynamic=False, fullgraph=True, backend="aot_eager")
+    run = torch.compile(_copy_function(formula), dynamic=False, fullgraph=True, backend="aot_eager")
     for made, wanted in zip(run(x, like), formula(x, like), strict=True):
         assert made.stride() == wanted.stride()
         assert torch.equal(made.float(), wanted.float())

@@ -15,13 +15,13 @@ from clustersim.scenario import Scenario
 
 torch = pytest.importorskip("torch")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
-from calibrate.devices.device import accelerator_of  # noqa: E402
-from calibrate.host.measure import host_rows  # noqa: E402
+from calibrate.devices.device import accelerator_name  # noqa: E402
+from calibrate.host.measure import measure_host_launches  # noqa: E402
 from calibrate.kernels import selection  # noqa: E402
-from calibrate.kernels.formulas import Unsupported  # noqa: E402
+from calibrate.kernels.formulas import UnsupportedKernel  # noqa: E402
 from calibrate.kernels.pytorch_ops import matmul, scaled_matmul  # noqa: E402
-from calibrate.kernels.pytorch_ops.random_tensors import TORCH  # noqa: E402
-from calibrate.kernels.timing import QUICK, measure  # noqa: E402
+from calibrate.kernels.pytorch_ops.random_tensors import TORCH_DTYPES  # noqa: E402
+from calibrate.kernels.timing import QUICK, measure_action  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,10 +64,10 @@ def _error(found: "torch.Tensor", expected: "torch.Tensor") -> float:
 def test_products_of_formats_with_scales_are_right(gpu: CudaDevice, dtype: DType) -> None:
     if not gpu.supports(dtype):
         pytest.skip(f"{gpu.name} has no {dtype.value}")
-    eight = [torch.randn(SIZE, SIZE, device=gpu.torch).to(torch.float8_e4m3fn) for _ in range(2)]
+    eight = [torch.randn(SIZE, SIZE, device=gpu.torch).send_counts(torch.float8_e4m3fn) for _ in range(2)]
     a, b = eight[0], eight[1].t()
     for operands in MatmulLayout:
-        found = scaled_matmul.scaled(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
+        found = scaled_matmul.scaled_matmul(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
         assert found.dtype is torch.bfloat16
         assert _error(found, a.double() @ b.double()) < ROUNDING
 
@@ -75,17 +75,17 @@ def test_products_of_formats_with_scales_are_right(gpu: CudaDevice, dtype: DType
 @pytest.mark.parametrize("operands", MatmulLayout)
 def test_a_product_is_added_to_wider_gradients(gpu: CudaDevice, operands: MatmulLayout) -> None:
     shape = MatmulShape(SIZE, 2 * SIZE, SIZE, operands=operands)
-    a, b = matmul.operands(shape, DType.BF16, gpu.torch)
+    a, b = matmul.matmul_operands(shape, DType.BF16, gpu.torch)
     held = torch.randn(SIZE, 2 * SIZE, device=gpu.torch)
     expected = held.double() + a.double() @ b.double()
-    torch.addmm(held, a, b, out_dtype=TORCH[DType.FP32], out=held)
+    torch.addmm(held, a, b, out_dtype=TORCH_DTYPES[DType.FP32], out=held)
     assert _error(held, expected) < 1e-5
 
 
 def test_events_tell_what_a_clock_on_the_wall_tells(gpu: CudaDevice) -> None:
     shape = MatmulShape(4096, 4096, 4096)
-    action = matmul.prepare(shape, DType.BF16, gpu.torch)
-    time = measure(gpu.stopwatch(), gpu.ready(lambda: action), QUICK)
+    action = matmul.prepare_matmul(shape, DType.BF16, gpu.torch)
+    time = measure_action(gpu.stopwatch(), gpu.prepare_under_load(lambda: action), QUICK)
     many = 200
     gpu.host_seconds(action, many)
     began = perf_counter()
@@ -96,7 +96,7 @@ def test_events_tell_what_a_clock_on_the_wall_tells(gpu: CudaDevice) -> None:
 
 @pytest.mark.parametrize("changes", [(), UNFUSED])
 def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, changes: tuple[str, ...]) -> None:
-    rows = selection.measure(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = selection.measure_kernels(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
     lacking = {
         f"{row.name}: {row.outcome.value}, {row.source}"
         for row in rows
@@ -109,19 +109,19 @@ def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, cha
 def test_experts_and_their_routing_are_measured(gpu: CudaDevice, plan: Path) -> None:
     plan.write_text(PLAN.replace("ffn: 2048", "experts: {count: 8, top_k: 2, ffn: 512}"))
     changes = (*UNFUSED, "training.overheads.grouping=kernel")
-    rows = selection.measure(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = selection.measure_kernels(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
     assert {(row.name, row.outcome, row.source) for row in rows if row.time is None} == set()
 
 
 def test_the_gpu_says_what_it_is_and_how_it_is(gpu: CudaDevice) -> None:
-    described = gpu.describe(accelerator_of(gpu, None))
+    described = gpu.describe(accelerator_name(gpu, None))
     assert described.driver and described.cuda and described.cudnn and described.power_limit_w > 0.0
-    state = gpu.state()
+    state = gpu.telemetry()
     assert state.sm_clock_mhz > 0.0 and state.power_w > 0.0 and state.temperature_c > 0.0
 
 
 def test_launches_are_measured_in_every_state(gpu: CudaDevice, plan: Path) -> None:
-    rows = host_rows(Scenario.load(plan), gpu, 0.5)
+    rows = measure_host_launches(Scenario.load(plan), gpu, 0.5)
     assert {row.state for row in rows} >= set(HostState) - {HostState.COMPILED}, "which PyTorch 2.11 cannot"
     assert all(1e-7 < row.forward < 1e-3 and 1e-7 < row.backward < 1e-3 for row in rows if row.state.value == "eager")
 
@@ -130,10 +130,10 @@ def test_what_a_gpu_lacks_is_said(gpu: CudaDevice) -> None:
     kernel = Kernel("test", KernelKind.MATMUL, DType.NVFP4, 1.0, 1.0, MatmulShape(SIZE, SIZE, SIZE))
     if gpu.supports(DType.NVFP4):
         pytest.skip("it has all of them")
-    (row,) = selection.measure([kernel], gpu, method=QUICK)
+    (row,) = selection.measure_kernels([kernel], gpu, method=QUICK)
     assert row.outcome is MeasurementOutcome.UNSUPPORTED
-    with pytest.raises(Unsupported):
-        scaled_matmul.multiply(MatmulShape(SIZE, SIZE, SIZE + 1), DType.FP8, gpu.torch)
+    with pytest.raises(UnsupportedKernel):
+        scaled_matmul.random_scaled_matmul(MatmulShape(SIZE, SIZE, SIZE + 1), DType.FP8, gpu.torch)
 
 
 @pytest.mark.parametrize("changes", [(), UNFUSED])

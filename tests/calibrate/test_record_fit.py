@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibrate.fit.record_fit import fit_kernels
+from calibrate.fit.record_fit import fit_kernel_model
 from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import (
     CalibrationRecord,
@@ -88,7 +88,7 @@ def errors(fit: KernelFit, base: Accelerator, truth: Accelerator, kernels: Itera
 def test_kernels_that_were_not_measured_are_predicted_within_the_stated_band(noise: float, seed: int) -> None:
     """The band is the left-out error of the family; it holds the noise itself, which the truth is free of."""
     truth = hidden_gpu()
-    fit = fit_kernels(record_of(truth, seen_kernels(), noise=noise, seed=seed), H100)
+    fit = fit_kernel_model(record_of(truth, seen_kernels(), noise=noise, seed=seed), H100)
     stated = max(residual.left_out for residual in fit.residuals.values())
     assert stated < 0.01 + 2.0 * noise
     assert float(np.mean(errors(fit, H100, truth, unseen_kernels()))) < stated + 0.01
@@ -96,7 +96,7 @@ def test_kernels_that_were_not_measured_are_predicted_within_the_stated_band(noi
 
 def test_known_constants_come_back_from_rows_without_noise() -> None:
     truth = hidden_gpu()
-    fit = fit_kernels(record_of(truth, seen_kernels()), H100)
+    fit = fit_kernel_model(record_of(truth, seen_kernels()), H100)
     found, true = fit.efficiency, truth.efficiency
     assert (found.matmul.edge, found.matmul.prologue) == (true.matmul.edge, true.matmul.prologue)
     assert found.matmul.share == pytest.approx(true.matmul.share, rel=0.01)
@@ -115,7 +115,7 @@ def test_a_cpu_with_a_handful_of_small_kernels_gets_rates_of_its_own(rate: float
     kernels = [matmul(*size, DType.FP32) for size in sizes] + list(streams([256], [64, 256], DType.FP32))
     record = record_of(truth, kernels, noise=0.03)
     record = replace(record, device=replace(record.device, threads=4, compute_units=0))
-    fit = fit_kernels(record, CPU)
+    fit = fit_kernel_model(record, CPU)
     assert fit.compute_units == 4
     assert 0.0 < fit.efficiency.matmul.share <= 1.0
     assert 0.0 < fit.efficiency.memory <= 1.0
@@ -126,7 +126,7 @@ def test_a_cpu_with_a_handful_of_small_kernels_gets_rates_of_its_own(rate: float
 def test_rows_that_only_show_the_start_of_a_kernel_leave_the_rates_alone() -> None:
     """A product of 16 x 16 x 16 takes its launch; whether the share is 0.3 or 0.7 does not show."""
     kernels = [matmul(16, 16, 16 * index) for index in range(1, 6)]
-    fit = fit_kernels(record_of(H100, kernels, noise=0.01), H100)
+    fit = fit_kernel_model(record_of(H100, kernels, noise=0.01), H100)
     assert fit.efficiency.matmul == H100.efficiency.matmul
     assert fit.peak == H100.peak
 
@@ -134,8 +134,8 @@ def test_rows_that_only_show_the_start_of_a_kernel_leave_the_rates_alone() -> No
 def test_a_single_row_moves_the_share_only_if_it_is_far_off() -> None:
     kernel = matmul(8192, 8192, 8192)
     as_known = Roofline(H100).time_kernel(kernel).seconds
-    near = fit_kernels(with_rows(record_of(H100, []), row(kernel, as_known * 1.05)), H100)
-    far = fit_kernels(with_rows(record_of(H100, []), row(kernel, as_known * 2.0)), H100)
+    near = fit_kernel_model(with_rows(record_of(H100, []), row(kernel, as_known * 1.05)), H100)
+    far = fit_kernel_model(with_rows(record_of(H100, []), row(kernel, as_known * 2.0)), H100)
     assert near.efficiency.matmul == H100.efficiency.matmul
     assert far.efficiency.matmul.share == pytest.approx(H100.efficiency.matmul.share / 2.0, rel=0.02)
     assert far.residuals["matmul bf16"].left_out == pytest.approx(0.5)  # without the row, the file's constants
@@ -147,7 +147,7 @@ def with_rows(record: CalibrationRecord, *rows: object) -> CalibrationRecord:
 
 def test_a_gpu_that_beats_its_datasheet_has_its_own_peak() -> None:
     truth = replace(H100, peak={**H100.peak, DType.BF16: 2.5e15}, memory_bandwidth=6e12)
-    fit = fit_kernels(record_of(truth, seen_kernels()), H100)
+    fit = fit_kernel_model(record_of(truth, seen_kernels()), H100)
     assert fit.peak[DType.BF16] > H100.peak[DType.BF16]
     assert fit.memory_bandwidth > H100.memory_bandwidth
     assert fit.efficiency.matmul.share <= 1.0
@@ -160,7 +160,7 @@ def test_formats_of_as_many_bits_keep_their_rates_where_one_beats_the_datasheet(
     own = replace(H100.efficiency.matmul, shares=formats)
     truth = with_constants(replace(H100, peak={**H100.peak, DType.FP8: 4e15}), matmul=own)
     seen = [kernel for dtype in (DType.BF16, *formats) for kernel in matmuls([1024, 4096, 8192], dtype)]
-    fit = fit_kernels(record_of(truth, seen), H100)
+    fit = fit_kernel_model(record_of(truth, seen), H100)
     assert fit.peak[DType.FP8] > H100.peak[DType.FP8]
     for dtype in formats:
         assert float(np.mean(errors(fit, H100, truth, matmuls([2048, 6144], dtype)))) < 0.02
@@ -176,7 +176,7 @@ def test_casts_reach_a_part_of_the_bandwidth_of_their_own() -> None:
         for kernel in quantize_kernels("cast", OperandCast(1, 2), size, high_precision=DType.BF16, low_precision=dtype)
     ]
     others = list(streams([2048, 16384], [1024, 8192]))
-    fit, without = (fit_kernels(record_of(truth, kernels), H100) for kernels in ([*others, *casts], others))
+    fit, without = (fit_kernel_model(record_of(truth, kernels), H100) for kernels in ([*others, *casts], others))
     assert fit.efficiency.casts == pytest.approx(0.6, abs=0.01)
     assert replace(fit.efficiency, casts=1.0) == replace(without.efficiency, casts=1.0)
     (unseen,) = quantize_kernels(
@@ -190,7 +190,7 @@ def test_copies_stand_for_the_memory_bandwidth_where_nothing_else_streams() -> N
     times = (TimeStatistics(item, item, item, 1) for item in (7e-3, 3.5e-3))
     copies = tuple(CopySample("device", size, time) for size, time in zip((10e9, 5e9), times, strict=True))
     record = replace(record_of(H100, [matmul(4096, 4096, 4096)]), copies=copies)
-    fit = fit_kernels(record, H100)
+    fit = fit_kernel_model(record, H100)
     assert fit.memory_bandwidth == H100.memory_bandwidth
     assert fit.efficiency.memory == pytest.approx(20e9 / 7e-3 / 3.35e12, rel=0.01)
 
@@ -206,7 +206,7 @@ def test_a_family_that_is_slower_than_the_model_of_all_has_its_factor() -> None:
         else kernel
         for kernel in record.kernels
     )
-    fit = fit_kernels(replace(record, kernels=rows), H100)
+    fit = fit_kernel_model(replace(record, kernels=rows), H100)
     assert fit.factors[slow] == pytest.approx(3.0, rel=0.15)
     assert fit.residuals[slow].left_out < 0.15
     others = [factor for name, factor in fit.factors.items() if name != slow]

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from calibrate.command import BAD_INPUT, main
-from calibrate.fit.record_fit import fitted
-from calibrate.report.build import report_of
+from calibrate.command import EXIT_BAD_INPUT, main
+from calibrate.fit.record_fit import fit_record
+from calibrate.report.build import build_report
 from calibrate.report.command import load_report
-from calibrate.report.constants import constants
-from calibrate.report.efficiency import ceiling, efficiency_section, reached
-from calibrate.report.figures import efficiency_figure, load_figure
-from calibrate.report.format import chain_factor, state_words, steady
+from calibrate.report.constants import compare_constants
+from calibrate.report.efficiency import achieved_efficiencies, efficiency_section, roofline_limits
+from calibrate.report.figures import efficiency_figure, telemetry_figure
+from calibrate.report.format import describe_telemetry, in_situ_factor, steady_telemetry
 from calibrate.report.page import report_page
-from calibrate.report.telemetry import bands, over_time, throttles
-from calibrate.report.text import report_text
+from calibrate.report.telemetry import concatenate_sessions, stage_intervals, throttle_shares
+from calibrate.report.text import format_report
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, InSituSample, TelemetrySample
@@ -34,7 +34,7 @@ PEAK, BANDWIDTH = 989e12, 3.35e12  # of an H100, dense BF16
 
 @pytest.fixture(scope="session")
 def full() -> CalibrationRecord:
-    return fitted(full_record(), SHIPPED)
+    return fit_record(full_record(), SHIPPED)
 
 
 def _empty() -> CalibrationRecord:
@@ -45,14 +45,14 @@ def test_efficiency_is_the_time_at_the_peak_over_the_measured_time() -> None:
     """8192 cubed is 1.1 PFLOP: 1.11 ms at the peak. A product with k = 8 has more bytes than FLOP to wait for."""
     large, thin = matmul(8192, 8192, 8192), matmul(8192, 8192, 8)
     record = replace(_empty(), kernels=(row(large, 2e-3), row(thin, 1e-4)))
-    most = ceiling(record, SHIPPED)
-    assert most is not None and most.datasheet
-    first, second = reached(record, most)
+    most = roofline_limits(record, SHIPPED)
+    assert most is not None and most.is_from_datasheet
+    first, second = achieved_efficiencies(record, most)
     assert (first.bound, first.rate) == (Bottleneck.COMPUTE, pytest.approx(2 * 8192**3 / 2e-3))
-    assert first.share == pytest.approx(2 * 8192**3 / PEAK / 2e-3)
+    assert first.efficiency == pytest.approx(2 * 8192**3 / PEAK / 2e-3)
     moved = 2 * (2 * 8192 * 8 + 8192 * 8192)
     assert (second.bound, second.rate) == (Bottleneck.MEMORY, pytest.approx(moved / 1e-4))
-    assert second.share == pytest.approx(moved / BANDWIDTH / 1e-4)
+    assert second.efficiency == pytest.approx(moved / BANDWIDTH / 1e-4)
 
 
 def test_each_family_has_its_best_median_and_worst_shape() -> None:
@@ -60,7 +60,7 @@ def test_each_family_has_its_best_median_and_worst_shape() -> None:
     rows = tuple(row(matmul(size, size, size), 2 * size**3 / (PEAK * share)) for size, share in zip(
         sizes, (0.5, 0.6, 0.7, 0.8, 0.1), strict=True))  # fmt: skip
     record = replace(_empty(), kernels=rows)
-    most = ceiling(record, SHIPPED)
+    most = roofline_limits(record, SHIPPED)
     assert most is not None
     section = efficiency_section(record, most)
     assert [(cells[0], cells[1], cells[-1]) for cells in section.rows] == [
@@ -72,33 +72,33 @@ def test_each_family_has_its_best_median_and_worst_shape() -> None:
 
 def test_a_cpu_is_compared_with_its_own_best_since_its_file_is_a_placeholder(full: CalibrationRecord) -> None:
     of_cpu = replace(full, device=replace(full.device, threads=4))
-    most = ceiling(of_cpu, SHIPPED)
+    most = roofline_limits(of_cpu, SHIPPED)
     assert most is not None and full.kernel_fit is not None
-    assert not most.datasheet and most.flops == full.kernel_fit.peak
+    assert not most.is_from_datasheet and most.flops == full.kernel_fit.peak
 
 
 def test_constants_of_a_slower_device_are_the_shipped_ones_slowed(full: CalibrationRecord) -> None:
     """Rows are LONGER times the shipped model's: what the fit finds of rates and latencies is as much worse."""
-    found = {constant.key: constant for constant in constants(full, SHIPPED)}
+    found = {compare_constant.key: compare_constant for compare_constant in compare_constants(full, SHIPPED)}
     for key in ("matmul_bf16", "memory"):
         assert found[key].ratio == pytest.approx(1 / LONGER, rel=0.02)
     assert found["kernel_latency"].ratio == pytest.approx(LONGER, rel=0.1)
-    assert found["launch_interval"].here == full.launch_interval
-    assert found["sustained"].here == pytest.approx(20 / 23)  # of the products' chain rows
-    assert found["interference"].here == pytest.approx(0.25)  # beside the collective, not the copy
-    assert found["spread"].here == pytest.approx(0.0229 / 1.035, rel=1e-2)  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
+    assert found["launch_interval"].measured == full.launch_interval
+    assert found["sustained"].measured == pytest.approx(20 / 23)  # of the products' chain rows
+    assert found["interference"].measured == pytest.approx(0.25)  # beside the collective, not the copy
+    assert found["spread"].measured == pytest.approx(0.0229 / 1.035, rel=1e-2)  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
 
 
 def test_the_factor_of_a_layer_counts_families_by_their_time() -> None:
     rows = (InSituSample("a", 1, isolated=9.0, in_chain=9.0), InSituSample("b", 1, isolated=1.0, in_chain=2.0))
-    assert chain_factor(rows) == pytest.approx(1.1)
-    assert chain_factor(()) is None
+    assert in_situ_factor(rows) == pytest.approx(1.1)
+    assert in_situ_factor(()) is None
 
 
 def test_the_steady_state_is_the_end_of_the_soak(full: CalibrationRecord) -> None:
     last = [moment for moment in full.moments if moment.part == "soak"][-1]
-    assert steady(full) == last.state
-    assert steady(_empty()) is None
+    assert steady_telemetry(full) == last.state
+    assert steady_telemetry(_empty()) is None
 
 
 def test_sessions_are_drawn_one_after_the_other() -> None:
@@ -106,10 +106,10 @@ def test_sessions_are_drawn_one_after_the_other() -> None:
     moments = [
         TelemetrySample(t, part, state) for t, part in ((0.0, "soak"), (5.0, "kernels"), (0.0, "soak"), (3.0, "host"))
     ]
-    assert [(telemetry_sample.seconds, telemetry_sample.part) for telemetry_sample in over_time(moments)] == [
+    assert [(concatenate_session.seconds, concatenate_session.part) for concatenate_session in concatenate_sessions(moments)] == [
         (0.0, "soak"), (5.0, "kernels"), (5.0, "soak"), (8.0, "host"),
     ]  # fmt: skip
-    assert bands(over_time(moments)) == [
+    assert stage_intervals(concatenate_sessions(moments)) == [
         ("soak", 0.0, 0.0), ("kernels", 5.0, 5.0), ("soak", 5.0, 5.0), ("host", 8.0, 8.0),
     ]  # fmt: skip
 
@@ -121,16 +121,16 @@ def test_what_holds_clocks_down_is_a_share_of_the_looks() -> None:
         DeviceTelemetry(),
         DeviceTelemetry(),
     ]
-    assert throttles(states) == {"a": 0.5, "b": 0.25}
-    assert state_words(DeviceTelemetry()) == "the device does not say its clock"
+    assert throttle_shares(states) == {"a": 0.5, "b": 0.25}
+    assert describe_telemetry(DeviceTelemetry()) == "the device does not say its clock"
 
 
 def test_text_page_and_json_have_every_section(full: CalibrationRecord) -> None:
-    report = report_of("full.json", full, SHIPPED)
+    report = build_report("full.json", full, SHIPPED)
     keys = ["steps", "constants", "efficiency", "under_load", "chain", "host", "interference", "collectives", "gpus"]
     assert [section.key for section in report.sections] == [*keys, "copies"]
-    assert report.lacks == ()
-    text, page, content = report_text(report), report_page(report), json.loads(report.to_json())
+    assert report.missing_contents == ()
+    text, page, content = format_report(report), report_page(report), json.loads(report.to_json())
     for section in report.sections:
         assert section.title in text and section.title in page
         assert content[section.key]
@@ -141,19 +141,19 @@ def test_text_page_and_json_have_every_section(full: CalibrationRecord) -> None:
 
 def test_the_page_loads_nothing_and_escapes_what_it_is_given(full: CalibrationRecord) -> None:
     named = replace(full, device=replace(full.device, name="<script>alert(1)</script>"))
-    page = report_page(report_of("<b>.json", named, SHIPPED))
+    page = report_page(build_report("<b>.json", named, SHIPPED))
     assert "default-src 'none'" in page
     assert "<script>alert" not in page and "<b>.json" not in page
     assert "http://" not in page.partition("<script")[0] and "https://" not in page.partition("<script")[0]
 
 
 def test_figures_have_a_mark_for_each_kernel_and_a_band_for_each_part(full: CalibrationRecord) -> None:
-    most = ceiling(full, SHIPPED)
+    most = roofline_limits(full, SHIPPED)
     assert most is not None
-    kernels = reached(full, most)
+    kernels = achieved_efficiencies(full, most)
     measured = [kernel for kernel in full.kernels if kernel.time is not None]
     assert sum(len(trace["x"]) for trace in efficiency_figure(kernels).traces) == len(kernels) == len(measured)
-    figure = load_figure(full)
+    figure = telemetry_figure(full)
     assert [note["text"] for note in figure.layout["annotations"]] == ["soak", "kernels", "chain", "host"]
     edges = [(shape["x0"], shape["x1"]) for shape in figure.layout["shapes"]]
     assert all(end == begin for (_, end), (begin, _) in pairwise(edges))
@@ -195,7 +195,7 @@ def test_an_unknown_accelerator_has_no_constants_beside_it(full: CalibrationReco
     report = load_report(str(path))
     assert "constants" not in {section.key for section in report.sections}
     assert "efficiency" in {section.key for section in report.sections}  # of the best that its rows support
-    assert any("clustersim ships no mine" in what for what in report.lacks)
+    assert any("clustersim ships no mine" in what for what in report.missing_contents)
     assert "constants" in {section.key for section in load_report(str(path), "h100-sxm-80gb").sections}
 
 
@@ -206,7 +206,7 @@ def test_a_file_that_is_no_record_is_one_sentence(
     path = tmp_path / "r.json"
     path.write_text(content)
     status, _, err = _run(capsys, str(path))
-    assert status == BAD_INPUT
+    assert status == EXIT_BAD_INPUT
     assert err.startswith(f"error: {path}: ") and err.count("\n") == 1
 
 
@@ -214,7 +214,7 @@ def test_an_empty_record_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
     path = tmp_path / "r.json"
     write_record(replace(_empty(), launch_interval=None), path)
     status, _, err = _run(capsys, str(path))
-    assert (status, err.count("\n")) == (BAD_INPUT, 1)
+    assert (status, err.count("\n")) == (EXIT_BAD_INPUT, 1)
     assert f"{path}: holds no measurements" in err
     with pytest.raises(InputError, match="holds no measurements"):
         load_report(str(path))
@@ -233,7 +233,7 @@ def test_bad_input_of_a_report_is_one_sentence(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, _, err = _run(capsys, *words)
-    assert (status, err.count("\n")) == (BAD_INPUT, 1)
+    assert (status, err.count("\n")) == (EXIT_BAD_INPUT, 1)
     assert message in err
 
 
@@ -243,13 +243,13 @@ def test_a_page_does_not_replace_its_record(
     path = tmp_path / "r.json"
     write_record(full, path)
     status, _, err = _run(capsys, str(path), "--json", str(path))
-    assert status == BAD_INPUT and "is the record itself" in err
+    assert status == EXIT_BAD_INPUT and "is the record itself" in err
     assert read_record(path) == full
 
 
 @pytest.mark.parametrize("word", ["reprot", "plan.yaml"])
 def test_an_unknown_calibration_is_one_sentence(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == BAD_INPUT
+    assert main([word]) == EXIT_BAD_INPUT
     err = capsys.readouterr().err
     assert ("did you mean report?" if word == "reprot" else "measure a scenario with --for plan.yaml") in err
 
@@ -269,14 +269,14 @@ def test_a_report_needs_no_torch() -> None:
 
 def test_formats_with_scales_are_held_to_the_peak_of_their_bits() -> None:
     record = replace(_empty(), kernels=(row(matmul(8192, 8192, 8192, DType.MXFP8), 1e-3),))
-    most = ceiling(record, replace(SHIPPED, peak={DType.BF16: PEAK, DType.FP8: 2 * PEAK}))
+    most = roofline_limits(record, replace(SHIPPED, peak={DType.BF16: PEAK, DType.FP8: 2 * PEAK}))
     assert most is not None
-    (found,) = reached(record, most)
-    assert found.share == pytest.approx(2.0 * 8192**3 / (2 * PEAK) / 1e-3)
+    (found,) = achieved_efficiencies(record, most)
+    assert found.efficiency == pytest.approx(2.0 * 8192**3 / (2 * PEAK) / 1e-3)
 
 
 def test_formats_without_a_peak_are_left_out() -> None:
     """An accelerator that has no FP8, and no fit that gives it a peak."""
     record = replace(_empty(), kernels=(row(matmul(512, 512, 512, DType.FP8), 1e-5),))
-    most = ceiling(record, replace(SHIPPED, peak={DType.BF16: PEAK}))
-    assert most is not None and reached(record, most) == []
+    most = roofline_limits(record, replace(SHIPPED, peak={DType.BF16: PEAK}))
+    assert most is not None and achieved_efficiencies(record, most) == []

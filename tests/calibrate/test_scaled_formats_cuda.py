@@ -30,15 +30,15 @@ from clustersim.scenario import Scenario
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("tests.calibrate.fake_cuda")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
-from calibrate.fit.record_fit import fitted  # noqa: E402
+from calibrate.fit.record_fit import fit_record  # noqa: E402
 from calibrate.kernels import imbalanced_gemm, kernel_grid, selection  # noqa: E402
-from calibrate.kernels.pytorch_ops import prepare, scaled_grouped_gemm  # noqa: E402
-from calibrate.kernels.pytorch_ops.scaled_matmul import BLOCKS  # noqa: E402
-from calibrate.kernels.timing import Method  # noqa: E402
+from calibrate.kernels.pytorch_ops import prepare_kernel, scaled_grouped_gemm  # noqa: E402
+from calibrate.kernels.pytorch_ops.scaled_matmul import ALIGNMENTS  # noqa: E402
+from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_gpu import Chip  # noqa: E402
 
-FAST = Method(seconds=0.002, least=2, most=2, sample=0.0)
+FAST = MeasurementMethod(max_seconds=0.002, min_samples=2, max_samples=2, min_sample_seconds=0.0)
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
 GROUPS = 3
 OF_BLACKWELL = (DType.FP8, DType.FP8_ROWWISE, DType.MXFP8, DType.NVFP4)
@@ -52,12 +52,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def make(capability: tuple[int, int]) -> "fakes.FakeCuda":
-            scaled_grouped_gemm.there.cache_clear()
+            scaled_grouped_gemm.has_grouped_kernel.cache_clear()
             chip = Chip(name="NVIDIA Test", capability=capability, sustained=Chip().boost)
             return stack.enter_context(fake_tensors.on(fakes.FakeCuda(chip).install(monkeypatch)))
 
         yield make
-    scaled_grouped_gemm.there.cache_clear()
+    scaled_grouped_gemm.has_grouped_kernel.cache_clear()
 
 
 def _experts(dtype: DType, operands: MatmulLayout, kind: KernelKind = KernelKind.GROUPED_MATMUL) -> Kernel:
@@ -82,7 +82,7 @@ def test_experts_are_one_kernel_where_pytorch_has_one(
 ) -> None:
     """PyTorch's own checks of sizes, formats and strides are passed on the way."""
     cuda = gpu(capability)
-    action = prepare(_experts(dtype, operands), torch.device("cuda", 0))
+    action = prepare_kernel(_experts(dtype, operands), torch.device("cuda", 0))
     before = cuda.calls["launch"]
     action()
     assert cuda.calls["launch"] - before == launches
@@ -94,7 +94,7 @@ def test_experts_are_one_by_one_where_a_build_lacks_the_kernel(gpu: Make, monkey
 
     cuda = gpu(BLACKWELL)
     monkeypatch.setattr(torch, "_scaled_grouped_mm", refused)
-    action = prepare(_experts(DType.MXFP8, MatmulLayout.NT), torch.device("cuda", 0))
+    action = prepare_kernel(_experts(DType.MXFP8, MatmulLayout.NT), torch.device("cuda", 0))
     before = cuda.calls["launch"]
     action()
     assert cuda.calls["launch"] - before == GROUPS
@@ -105,29 +105,31 @@ def test_experts_are_one_by_one_where_a_build_lacks_the_kernel(gpu: Make, monkey
 def test_uneven_groups_are_whole_blocks(gpu: Make, dtype: DType, operands: MatmulLayout) -> None:
     gpu(BLACKWELL)
     kernel = _experts(dtype, operands)
-    rows = list(imbalanced_gemm.uneven_rows(imbalanced_gemm.uneven([kernel]), CudaDevice(0), FAST))
+    rows = list(imbalanced_gemm.measure_imbalanced(imbalanced_gemm.imbalanced_cases([kernel]), CudaDevice(0), FAST))
     assert len(rows) == 2
     assert isinstance(kernel.shape, MatmulShape)
     whole = GROUPS * (kernel.shape.k if operands is MatmulLayout.TN else kernel.shape.m)
     for row in rows:
         assert sum(row.rows) == whole and len(set(row.rows)) > 1
-        assert not any(item % BLOCKS[dtype] for item in row.rows)
+        assert not any(item % ALIGNMENTS[dtype] for item in row.rows)
 
 
 def test_a_format_that_a_gpu_lacks_is_a_row_that_says_so(gpu: Make) -> None:
     gpu(AMPERE)
-    wishes = selection.Wishes([], [], grid=True, budget=60.0)
-    asked = [kernel for kernel in selection.kernels_for(wishes, CudaDevice(0)) if kernel.dtype in LOW_PRECISION_DTYPES]
+    wishes = selection.KernelRequest([], [], include_grid=True, budget=60.0)
+    asked = [
+        kernel for kernel in selection.requested_kernels(wishes, CudaDevice(0)) if kernel.dtype in LOW_PRECISION_DTYPES
+    ]
     assert [kernel.dtype for kernel in asked] == list(LOW_PRECISION_DTYPES)
-    rows = selection.measure(asked, CudaDevice(0), method=FAST)
+    rows = selection.measure_kernels(asked, CudaDevice(0), method=FAST)
     assert {row.outcome for row in rows} == {MeasurementOutcome.UNSUPPORTED}
     assert [row.source for row in rows] == [f"NVIDIA Test has no {dtype.value}" for dtype in LOW_PRECISION_DTYPES]
 
 
 def test_the_grid_has_products_experts_and_casts_of_what_a_gpu_has(gpu: Make) -> None:
     gpu(BLACKWELL)
-    wishes = selection.Wishes([], [], grid=True, budget=3600.0)
-    asked = selection.kernels_for(wishes, CudaDevice(0))
+    wishes = selection.KernelRequest([], [], include_grid=True, budget=3600.0)
+    asked = selection.requested_kernels(wishes, CudaDevice(0))
     for dtype in OF_BLACKWELL:
         assert {kernel.kind for kernel in asked if kernel.dtype is dtype} == {
             KernelKind.MATMUL,
@@ -143,21 +145,23 @@ def test_the_grid_has_products_experts_and_casts_of_what_a_gpu_has(gpu: Make) ->
 def test_a_grid_may_be_of_some_formats(gpu: Make) -> None:
     """Products and casts into them; and a row that says that one is not there."""
     gpu(BLACKWELL)
-    wishes = selection.Wishes([], [], grid=True, budget=3600.0, formats=(DType.MXFP8, DType.FP8_BLOCKWISE))
-    asked = selection.kernels_for(wishes, CudaDevice(0))
-    (lacking,) = (kernel for kernel in asked if kernel_grid.in_format(kernel) is DType.FP8_BLOCKWISE)
+    wishes = selection.KernelRequest(
+        [], [], include_grid=True, budget=3600.0, formats=(DType.MXFP8, DType.FP8_BLOCKWISE)
+    )
+    asked = selection.requested_kernels(wishes, CudaDevice(0))
+    (lacking,) = (kernel for kernel in asked if kernel_grid.kernel_format(kernel) is DType.FP8_BLOCKWISE)
     assert lacking.kind is KernelKind.MATMUL
     mx = [kernel for kernel in asked if kernel is not lacking]
-    assert {kernel_grid.in_format(kernel) for kernel in mx} == {DType.MXFP8}
+    assert {kernel_grid.kernel_format(kernel) for kernel in mx} == {DType.MXFP8}
     assert {kernel.dtype for kernel in mx if kernel.kind is KernelKind.CAST} == {DType.BF16, DType.MXFP8}
 
 
 def _measured(kernels: list[Kernel], path: Path) -> CalibrationRecord:
     """A session's record, fitted, written and read again."""
     device = CudaDevice(0)
-    rows = selection.measure(kernels, device, method=replace(FAST, least=3, most=3))
+    rows = selection.measure_kernels(kernels, device, method=replace(FAST, min_samples=3, max_samples=3))
     empty = CalibrationRecord(device.describe("b200-sxm-180gb"), MeasurementConditions("2026-01-01", "test", str(FAST)))
-    made = fitted(replace(empty, kernels=tuple(rows)), load_accelerator("b200-sxm-180gb"))
+    made = fit_record(replace(empty, kernels=tuple(rows)), load_accelerator("b200-sxm-180gb"))
     write_record(made, path)
     found = read_record(path)
     assert found == made
@@ -171,7 +175,7 @@ def test_shares_of_formats_are_fitted_to_their_rows(gpu: Make, monkeypatch: pyte
     cubes = [
         replace(kernel, name="cube", bytes=1.0)
         for dtype in (DType.BF16, *OF_BLACKWELL)
-        for kernel in kernel_grid._cubes(dtype, (4096, 8192))
+        for kernel in kernel_grid._cube_matmuls(dtype, (4096, 8192))
     ]
     (cast,) = quantize_kernels(
         "cast", OperandCast(1, 2), (4096, 8192), high_precision=DType.BF16, low_precision=DType.MXFP8
@@ -198,7 +202,7 @@ def test_products_that_are_added_are_measured_as_written_too() -> None:
     }
     scenario = Scenario.from_mapping(given)
     before = set(distinct_kernels(scenario))
-    more = [kernel for kernel in kernel_grid.of_scenarios([scenario]) if kernel not in before]
+    more = [kernel for kernel in kernel_grid.scenario_kernels([scenario]) if kernel not in before]
     added = [item for item in before if isinstance(item.shape, MatmulShape) and item.shape.accumulated is not None]
     narrow = [element for element in added if element.dtype is DType.FP8]
     assert 0 < len(more) == len({signature_of(entry) for entry in narrow}) < len(added)
@@ -217,6 +221,6 @@ def test_a_format_of_experts_alone_has_the_share_of_others() -> None:
     row = KernelSample("e", kernel.kind, kernel.dtype, kernel.shape, 1e12, 1e6, 1, TimeStatistics(1e-3, 1e-3, 1e-3, 3))
     device = DeviceInfo("h100-sxm-80gb", "NVIDIA Test", 80e9, 132, torch="2.13.0")
     record = CalibrationRecord(device, MeasurementConditions("2026-01-01", "test", ""), (row,))
-    fit = fitted(record, load_accelerator("h100-sxm-80gb")).kernel_fit
+    fit = fit_record(record, load_accelerator("h100-sxm-80gb")).kernel_fit
     assert fit is not None
     assert fit.efficiency.matmul.peak_fraction_of(DType.MXFP8) == fit.efficiency.matmul.share

@@ -11,8 +11,8 @@ from clustersim.model.kernels import MatmulLayout, MatmulShape
 
 torch = pytest.importorskip("torch")
 scaled = pytest.importorskip("calibrate.kernels.pytorch_ops.scaled_matmul")
-from calibrate.kernels.formulas import Unsupported  # noqa: E402 - after torch is known to be there
-from calibrate.kernels.pytorch_ops.random_tensors import normal  # noqa: E402
+from calibrate.kernels.formulas import UnsupportedKernel  # noqa: E402 - after torch is known to be there
+from calibrate.kernels.pytorch_ops.random_tensors import normal_tensor  # noqa: E402
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SHAPE = MatmulShape(200, 384, 640)
@@ -23,14 +23,14 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 @pytest.mark.parametrize("dtype", LOW_PRECISION_DTYPES)
 def test_pytorch_takes_operands_and_scales_of_every_format(dtype: DType, operands: MatmulLayout) -> None:
     """On `meta` it checks sizes, formats, strides and order as on a GPU. Blocks of 128 also of what is no multiple."""
-    made = scaled.multiply(replace(SHAPE, operands=operands), dtype, META)()
+    made = scaled.random_scaled_matmul(replace(SHAPE, operands=operands), dtype, META)()
     assert (made.shape, made.dtype) == ((200, 384), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [item for item in LOW_PRECISION_DTYPES if item is not DType.FP8])
 def test_pytorch_refuses_other_scales(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the checks are there."""
-    kept = scaled._scales
+    kept = scaled._operand_scales
 
     def fewer(dtype: DType, rows: Any, k: int, **words: bool) -> Any:
         found = kept(dtype, rows, k, **words)
@@ -38,14 +38,14 @@ def test_pytorch_refuses_other_scales(dtype: DType, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(scaled, "_scales", fewer)
     with pytest.raises((RuntimeError, ValueError), match="scal"):
-        scaled.multiply(SHAPE, dtype, META)()
+        scaled.random_scaled_matmul(SHAPE, dtype, META)()
 
 
 @pytest.mark.parametrize("dtype", [DType.FP8, DType.FP8_ROWWISE])
 def test_a_product_is_near_the_exact_one(dtype: DType) -> None:
     """E4M3 keeps 3 bits: each factor is off by at most 1/16, a sum of 64 of them by far less."""
     torch.manual_seed(0)
-    action = scaled.multiply(MatmulShape(32, 16, 64), dtype, CPU)
+    action = scaled.random_scaled_matmul(MatmulShape(32, 16, 64), dtype, CPU)
     torch.manual_seed(0)
     a, b = (torch.empty(rows, 64, dtype=torch.bfloat16).normal_() for rows in (32, 16))
     exact = a.float() @ b.float().t()
@@ -66,8 +66,8 @@ def test_a_product_is_near_the_exact_one(dtype: DType) -> None:
     ],
 )
 def test_products_that_pytorch_has_not_are_unsupported(shape: MatmulShape, dtype: DType, said: str) -> None:
-    with pytest.raises(Unsupported, match=said):
-        scaled.multiply(shape, dtype, META)
+    with pytest.raises(UnsupportedKernel, match=said):
+        scaled.random_scaled_matmul(shape, dtype, META)
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, shape: MatmulShape, dtype: DType) -> SimpleNamespace:
@@ -78,7 +78,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, shape: MatmulShape, dtype: DType) ->
         seen.append(SimpleNamespace(of=(a.name, b.name), order=order, fast=use_fast_accum, scales=(of_a, of_b)))
 
     monkeypatch.setattr(scaled, "scaled_mm", product)
-    scaled.multiply(shape, dtype, META)()
+    scaled.random_scaled_matmul(shape, dtype, META)()
     return seen[0]
 
 
@@ -119,13 +119,13 @@ def test_scales_of_blocks_lie_in_tiles_but_on_amds_gpus(
 
 def test_numbers_of_four_bits_are_normal_ones_rounded() -> None:
     """Two in a byte, of sixteen the largest about six; the share of each value is that of a normal number."""
-    bits = normal(CPU, DType.NVFP4, 1024, 1024).view(torch.uint8).flatten().int()
+    bits = normal_tensor(CPU, DType.NVFP4, 1024, 1024).view(torch.uint8).flatten().int()
     assert bits.numel() == 1024 * 512
-    values = torch.tensor((*E2M1, *(-item for item in E2M1)))
+    values = torch.differentiable((*E2M1, *(-item for item in E2M1)))
     numbers = values[torch.cat((bits % 16, bits // 16))]
     assert numbers.mean().item() == pytest.approx(0.0, abs=0.02)
     assert numbers.std().item() == pytest.approx(3.0, rel=0.1)
     over = (numbers.abs() >= 2.0).float().mean().item()  # of what was beyond 1.75 / 3
     assert over == pytest.approx(
-        2.0 * (1.0 - torch.distributions.Normal(0.0, 1.0).cdf(torch.tensor(1.75 / 3)).item()), rel=0.02
+        2.0 * (1.0 - torch.distributions.Normal(0.0, 1.0).cdf(torch.differentiable(1.75 / 3)).item()), rel=0.02
     )

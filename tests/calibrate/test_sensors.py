@@ -13,7 +13,7 @@ from clustersim.cost.calibration_record import DeviceTelemetry
 torch = pytest.importorskip("torch")
 fake_nvml = pytest.importorskip("tests.calibrate.fake_nvml")
 from calibrate.devices import nvidia_smi, nvml, sensors, telemetry  # noqa: E402 - after torch is known to be there
-from calibrate.devices.telemetry_sampling import repeated, watching  # noqa: E402
+from calibrate.devices.telemetry_sampling import run_periodically, sample_while_running  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip, Work  # noqa: E402
 
@@ -62,45 +62,45 @@ def _smi(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str], uuid: str = "
 def test_a_gpu_under_load_says_what_holds_it_down(cuda: FakeCuda, library: Any) -> None:
     cuda.launch(Work(seconds=20.0))
     cuda.clock.advance(10.0)
-    state = sensors.sensor_of(0).state()
+    state = sensors.gpu_sensor(0).read_telemetry()
     assert state.sm_clock_mhz == pytest.approx(1e-6 * cuda.chip.sustained, rel=0.01)
     assert state.power_w == 700.0
     assert state.throttled == ("sw_power_cap",)
     cuda.clock.advance(60.0)
-    assert sensors.sensor_of(0).state().throttled == ()  # it waits, which holds nothing down
+    assert sensors.gpu_sensor(0).read_telemetry().throttled == ()  # it waits, which holds nothing down
     assert "nvmlDeviceGetCurrentClocksEventReasons" in library.asked
 
 
 def test_a_gpu_is_found_whatever_numbers_the_driver_gives(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA counts by speed or as CUDA_VISIBLE_DEVICES says, NVML by the bus."""
     fake_nvml.install(cuda, monkeypatch, order=[1, 0])
-    assert sensors.sensor_of(0).facts().power_limit_w == 700.0
-    assert sensors.sensor_of(1).facts().power_limit_w == 400.0
+    assert sensors.gpu_sensor(0).read_settings().power_limit_w == 700.0
+    assert sensors.gpu_sensor(1).read_settings().power_limit_w == 400.0
 
 
 def test_a_part_of_a_gpu_has_the_clocks_of_the_whole(cuda: FakeCuda, library: Any) -> None:
     library.mig_uuids["MIG-part"] = cuda.gpus[1]
-    found = nvml.find("part")
+    found = nvml.find_sensor("part")
     assert found is not None
-    assert found.facts() == telemetry.Facts("580.95.05", 400.0, ecc=True, mig=True)
-    assert found.state().sm_clock_mhz == 1980.0
-    assert nvml.find("another") is None
+    assert found.read_settings() == telemetry.GpuSettings("580.95.05", 400.0, ecc=True, mig=True)
+    assert found.read_telemetry().sm_clock_mhz == 1980.0
+    assert nvml.find_sensor("another") is None
 
 
 def test_an_older_driver_has_other_words_for_reasons(cuda: FakeCuda, library: Any) -> None:
     library.missing.add("nvmlDeviceGetCurrentClocksEventReasons")
     cuda.launch(Work(seconds=20.0))
     cuda.clock.advance(10.0)
-    assert sensors.sensor_of(0).state().throttled == ("sw_power_cap",)
+    assert sensors.gpu_sensor(0).read_telemetry().throttled == ("sw_power_cap",)
 
 
 @pytest.mark.usefixtures("cuda")
 def test_what_a_gpu_does_not_tell_is_left_out(library: Any) -> None:
     for name in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode"):
         library.failing[name] = NOT_SUPPORTED
-    assert sensors.sensor_of(0).state().power_w == 0.0
-    assert sensors.sensor_of(0).state().sm_clock_mhz == 1980.0
-    assert sensors.sensor_of(0).facts() == telemetry.Facts("580.95.05", 700.0, ecc=None, mig=None)
+    assert sensors.gpu_sensor(0).read_telemetry().power_w == 0.0
+    assert sensors.gpu_sensor(0).read_telemetry().sm_clock_mhz == 1980.0
+    assert sensors.gpu_sensor(0).read_settings() == telemetry.GpuSettings("580.95.05", 700.0, ecc=None, mig=None)
 
 
 @pytest.mark.parametrize("missing", ["package", "driver", "gpu"])
@@ -113,21 +113,23 @@ def test_where_nvml_is_missing_nvidia_smi_is_asked(missing: str, library: Any, m
     else:
         library.failing["nvmlDeviceGetHandleByUUID"] = 6
     _smi(monkeypatch, ANSWERS)
-    sensor = sensors.sensor_of(0)
-    assert sensor.state() == DeviceTelemetry(1410.0, 1215.0, 287.31, 64.0, ("sw_power_cap", "sw_thermal_slowdown"))
-    assert sensor.facts() == telemetry.Facts("550.90", 400.0, ecc=True, mig=False)
+    sensor = sensors.gpu_sensor(0)
+    assert sensor.read_telemetry() == DeviceTelemetry(
+        1410.0, 1215.0, 287.31, 64.0, ("sw_power_cap", "sw_thermal_slowdown")
+    )
+    assert sensor.read_settings() == telemetry.GpuSettings("550.90", 400.0, ecc=True, mig=False)
 
 
 def test_nvidia_smi_is_asked_seldom(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     asked = _smi(monkeypatch, ANSWERS)
-    sensor = sensors.sensor_of(0)
+    sensor = sensors.gpu_sensor(0)
     before = len(asked)
     for _ in range(5):
-        sensor.state()
+        sensor.read_telemetry()
     assert len(asked) == before + 1
     cuda.clock.advance(11.0)
-    sensor.state()
+    sensor.read_telemetry()
     assert len(asked) == before + 2
 
 
@@ -137,8 +139,8 @@ def test_what_nvidia_smi_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pynvml", None)
     known = {name: answer for name, answer in ANSWERS.items() if "reasons" not in name} | {"power.draw": "[N/A]"}
     _smi(monkeypatch, known | {"mig.mode.current": "[N/A]"})
-    assert sensors.sensor_of(0).state() == DeviceTelemetry(1410.0, 1215.0, 0.0, 64.0)
-    assert sensors.sensor_of(0).facts().mig is None
+    assert sensors.gpu_sensor(0).read_telemetry() == DeviceTelemetry(1410.0, 1215.0, 0.0, 64.0)
+    assert sensors.gpu_sensor(0).read_settings().mig is None
 
 
 def _hanging(command: list[str], timeout: float, **_: Any) -> Any:
@@ -155,8 +157,8 @@ def test_an_nvidia_smi_that_hangs_says_nothing(run: Callable[..., Any], monkeypa
     monkeypatch.setitem(sys.modules, "pynvml", None)
     _smi(monkeypatch, ANSWERS)
     monkeypatch.setattr(nvidia_smi.subprocess, "run", run)
-    assert sensors.sensor_of(0).state() == DeviceTelemetry()
-    assert sensors.sensor_of(0).facts() == telemetry.Facts()
+    assert sensors.gpu_sensor(0).read_telemetry() == DeviceTelemetry()
+    assert sensors.gpu_sensor(0).read_settings() == telemetry.GpuSettings()
 
 
 @pytest.mark.usefixtures("cuda")
@@ -164,20 +166,20 @@ def test_an_nvidia_smi_of_other_gpus_says_nothing(monkeypatch: pytest.MonkeyPatc
     """A container's, which does not see this one."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     _smi(monkeypatch, ANSWERS, uuid="GPU-of-another")
-    assert sensors.sensor_of(0).state() == DeviceTelemetry()
+    assert sensors.gpu_sensor(0).read_telemetry() == DeviceTelemetry()
 
 
 def test_a_driver_that_hangs_is_not_asked_again() -> None:
     asked, over = [0], threading.Event()
 
-    class Hanging(sensors.Mute):
+    class Hanging(sensors.NullSensor):
         def state(self) -> DeviceTelemetry:
             asked[0] += 1
             over.wait()
             return DeviceTelemetry(1.0)
 
-    sensor = sensors.Patient(Hanging, patience=0.05)
-    assert sensor.state() == sensor.state() == DeviceTelemetry()
+    sensor = sensors.TimeoutSensor(Hanging, timeout_seconds=0.05)
+    assert sensor.read_telemetry() == sensor.read_telemetry() == DeviceTelemetry()
     assert asked == [1]
     over.set()
 
@@ -185,15 +187,15 @@ def test_a_driver_that_hangs_is_not_asked_again() -> None:
 def test_a_driver_that_fails_says_nothing_and_is_asked_again() -> None:
     answers = iter([RuntimeError("lost"), DeviceTelemetry(1200.0)])
 
-    class Failing(sensors.Mute):
+    class Failing(sensors.NullSensor):
         def state(self) -> DeviceTelemetry:
             answer = next(answers)
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
-    sensor = sensors.Patient(Failing)
-    assert [sensor.state(), sensor.state()] == [DeviceTelemetry(), DeviceTelemetry(1200.0)]
+    sensor = sensors.TimeoutSensor(Failing)
+    assert [sensor.read_telemetry(), sensor.read_telemetry()] == [DeviceTelemetry(), DeviceTelemetry(1200.0)]
 
 
 def test_an_amd_gpu_is_asked_through_pytorch(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,27 +206,27 @@ def test_an_amd_gpu_is_asked_through_pytorch(cuda: FakeCuda, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "clock_rate", lambda _: 2100)
     monkeypatch.setattr(torch.cuda, "power_draw", missing)
     monkeypatch.setattr(torch.cuda, "temperature", lambda _: 55)
-    assert sensors.sensor_of(0).state() == DeviceTelemetry(sm_clock_mhz=2100.0, temperature_c=55.0)
+    assert sensors.gpu_sensor(0).read_telemetry() == DeviceTelemetry(sm_clock_mhz=2100.0, temperature_c=55.0)
     assert cuda.calls["launch"] == 0
 
 
 def test_reasons_that_are_not_known_keep_their_bit() -> None:
-    assert telemetry.reasons(0x1 | 0x8 | 0x8000) == ("hw_slowdown", "0x8000")
-    assert telemetry.reasons(0) == ()
+    assert telemetry.throttle_reasons(0x1 | 0x8 | 0x8000) == ("hw_slowdown", "0x8000")
+    assert telemetry.throttle_reasons(0) == ()
 
 
 def test_means_are_of_what_was_told() -> None:
-    found = telemetry.mean(
+    found = telemetry.mean_telemetry(
         [DeviceTelemetry(1000.0, throttled=("a",)), DeviceTelemetry(), DeviceTelemetry(2000.0, power_w=300.0)]
     )
     assert found == DeviceTelemetry(1500.0, power_w=300.0, throttled=("a",))
-    assert telemetry.mean([DeviceTelemetry()]) is None
+    assert telemetry.mean_telemetry([DeviceTelemetry()]) is None
 
 
 def test_a_watch_looks_at_least_once_and_stops() -> None:
-    with watching(lambda: DeviceTelemetry(1000.0)) as watch:
+    with sample_while_running(lambda: DeviceTelemetry(1000.0)) as watch:
         pass
-    assert watch.under == DeviceTelemetry(1000.0)
+    assert watch.mean_telemetry == DeviceTelemetry(1000.0)
 
 
 def test_what_is_repeated_goes_on_until_it_is_ended() -> None:
@@ -235,7 +237,7 @@ def test_what_is_repeated_goes_on_until_it_is_ended() -> None:
         if done[0] == 3:
             thrice.set()
 
-    end = repeated(action, 0.0)
+    end = run_periodically(action, 0.0)
     assert thrice.wait(timeout=60)
     end()
     after = done[0]

@@ -30,7 +30,7 @@ fake_nvml = pytest.importorskip("tests.calibrate.fake_nvml")
 from calibrate.host import measure as host  # noqa: E402
 from calibrate.in_situ import measure as chain  # noqa: E402 - after torch is known to be there
 from calibrate.kernels import copy_benchmark, measure, session  # noqa: E402
-from calibrate.stages.plan import PARTS  # noqa: E402
+from calibrate.stages.plan import STAGES  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_cupti import FakeCupti  # noqa: E402
@@ -84,7 +84,7 @@ def _installed(patched: pytest.MonkeyPatch) -> FakeCuda:
         (host, "_MOST", 1),
     ):
         patched.setattr(module, name, value)
-    for part in PARTS:
+    for part in STAGES:
         patched.setattr(type(part), "minutes", SECONDS[part.name])
     patched.setattr("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"])
     cuda = FakeCuda(SLOW).install(patched)

@@ -30,7 +30,7 @@ from calibrate.devices import cpu as cpu_device  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.kernels import copy_benchmark, copy_interference, pytorch_ops, session  # noqa: E402
 from calibrate.kernels.copy_interference import typical_kernel  # noqa: E402
-from calibrate.kernels.kernel_grid import ROUGHLY  # noqa: E402
+from calibrate.kernels.kernel_grid import DEFAULT_RATES  # noqa: E402
 from calibrate.stages import holdout_stage as residual_part  # noqa: E402
 from calibrate.stages import kernel_stage as kernels_part  # noqa: E402
 from calibrate.stages import run as parts_run  # noqa: E402
@@ -48,14 +48,14 @@ training: {sequence: 32, global_batch: 2, microbatch: 2, precision: fp32, fused:
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIns]:
     """One thread, a small cache, small copies, short samples, a fit that takes no time, and no real layers."""
-    monkeypatch.setattr(cpu_device, "_CACHES", tmp_path)
-    monkeypatch.setattr(cpu_device, "_USUAL_CACHE", 2.0**18)
+    monkeypatch.setattr(cpu_device, "_CACHE_FOLDER", tmp_path)
+    monkeypatch.setattr(cpu_device, "_DEFAULT_CACHE_BYTES", 2.0**18)
     monkeypatch.setattr(copy_benchmark, "_SIZES", (2**16,))
-    monkeypatch.setattr(copy_interference, "_COPIED", 2**20)
-    monkeypatch.setitem(copy_interference.SIZES, "cpu", 64)
+    monkeypatch.setattr(copy_interference, "_COPY_BYTES", 2**20)
+    monkeypatch.setitem(copy_interference.MATMUL_SIZES, "cpu", 64)
     for module in (parts_run, residual_part):
         monkeypatch.setattr(module, "fitted", lambda record, _accelerator: record)
-    monkeypatch.setattr(session, "_LONGEST", 0.01)
+    monkeypatch.setattr(session, "_MAX_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
     threads = torch.get_num_threads()
@@ -73,7 +73,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
             yield KernelSample(*known, ONCE)
 
-    def machine(made: session.Session, *_: Any) -> None:
+    def machine(made: session.KernelSession, *_: Any) -> None:
         rows = CalibrationRecord(made.record.device, made.record.conditions, launch_interval=1e-6)
         kernel = next(measured([typical_kernel(CpuDevice())]))
         made.extend(
@@ -82,9 +82,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             )
         )
 
-    monkeypatch.setattr(kernels_part, "measured", measured)
-    monkeypatch.setattr(kernels_part, "measure_machine", machine)
-    monkeypatch.setattr(kernels_part, "pace", lambda *_: ROUGHLY)
+    monkeypatch.setattr(kernels_part, "measure_within_budget", measured)
+    monkeypatch.setattr(kernels_part, "measure_device", machine)
+    monkeypatch.setattr(kernels_part, "measure_rough_rates", lambda *_: DEFAULT_RATES)
 
 
 def _run(*words: str) -> None:
@@ -189,7 +189,7 @@ def test_a_device_that_is_lost_ends_the_session_with_what_was_measured(
     others: StandIns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A sentence, no traceback, and exit status 2."""
-    monkeypatch.setattr(cpu_device.CpuDevice, "survives", lambda *_: False)
+    monkeypatch.setattr(cpu_device.CpuDevice, "is_usable_after", lambda *_: False)
     others.fails["host"] = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
     record = read_record(Path("r.json"))
@@ -217,15 +217,15 @@ def test_a_kernel_that_loses_the_device_ends_the_session_once(
 ) -> None:
     """Started again, the same command measures all but it."""
     lose = [RuntimeError("CUDA error: device-side assert triggered")]
-    usual = pytorch_ops.prepare
+    usual = pytorch_ops.prepare_kernel
 
     def prepare(kernel: Kernel, device: Any) -> Any:
         if kernel.name.endswith("mlp.down") and lose:
             raise lose.pop()
         return usual(kernel, device)
 
-    monkeypatch.setattr(pytorch_ops, "prepare", prepare)
-    monkeypatch.setattr(cpu_device.CpuDevice, "survives", lambda *_: False)
+    monkeypatch.setattr(pytorch_ops, "prepare_kernel", prepare)
+    monkeypatch.setattr(cpu_device.CpuDevice, "is_usable_after", lambda *_: False)
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     lost = next(row for row in read_record(Path("r.json")).kernels if row.outcome is MeasurementOutcome.FAILED)
@@ -267,7 +267,7 @@ def test_a_record_of_another_gpu_is_not_gone_on_with() -> None:
 def test_an_interrupted_session_loses_nothing_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, many = session.row, 0
+    whole, many = session.measure_kernel, 0
 
     def interrupted(*given: Any) -> Any:
         nonlocal many
@@ -276,13 +276,13 @@ def test_an_interrupted_session_loses_nothing_and_goes_on(
             raise KeyboardInterrupt
         return whole(*given)
 
-    monkeypatch.setattr(session, "row", interrupted)
+    monkeypatch.setattr(session, "measure_kernel", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _run("--for", "tiny.yaml", "-o", "r.json")
     assert "the same command goes on with the rest" in capsys.readouterr().err
     first = read_record(Path("r.json")).kernels
     assert len(first) == 5
-    monkeypatch.setattr(session, "row", whole)
+    monkeypatch.setattr(session, "measure_kernel", whole)
     _run("--for", "tiny.yaml", "-o", "r.json")
     assert read_record(Path("r.json")).kernels[:5] == first
     assert "5 are there already" in capsys.readouterr().err
@@ -291,14 +291,14 @@ def test_an_interrupted_session_loses_nothing_and_goes_on(
 def test_a_budget_that_is_spent_says_what_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels_part, "measured", lambda *_: iter(()))
+    monkeypatch.setattr(kernels_part, "measure_within_budget", lambda *_: iter(()))
     _run("--for", "tiny.yaml", "-o", "r.json")
     assert "left that the budget had no time for; the same command goes on with them" in capsys.readouterr().err
 
 
 def test_the_grid_is_measured_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(kernels_part, "measured", lambda missing, *_: asked.extend(missing) or iter(()))
+    monkeypatch.setattr(kernels_part, "measure_within_budget", lambda missing, *_: asked.extend(missing) or iter(()))
     _run("--budget", "1min")
     assert len(asked) > 50  # small ones: the pace was seen by a product of 64 rows
     assert read_record(Path("cpu-laptop.record.json")).kernels == ()
@@ -306,7 +306,7 @@ def test_the_grid_is_measured_where_nothing_is_asked_for(monkeypatch: pytest.Mon
 
 def test_all_that_is_asked_for_is_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(kernels_part, "measured", lambda missing, *_: asked.extend(missing) or iter(()))
+    monkeypatch.setattr(kernels_part, "measure_within_budget", lambda missing, *_: asked.extend(missing) or iter(()))
     _run("--for", "tiny.yaml", "--presets", "llama3-8b", "--set", "training.microbatch=1", "-o", "r.json")
     found = {signature_of(kernel) for kernel in asked}
     assert found > {
@@ -335,7 +335,7 @@ def test_bad_input_is_one_sentence(words: tuple[str, ...], message: str) -> None
 def test_a_record_that_cannot_be_written_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     from clustersim.common.errors import OutputError
 
-    monkeypatch.setattr(kernels_part, "measure_machine", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(kernels_part, "measure_device", lambda *_: pytest.fail("measured"))
     with pytest.raises(OutputError, match="there is no directory nowhere"):
         _run("--for", "tiny.yaml", "-o", "nowhere/r.json")
 
@@ -355,10 +355,10 @@ def test_without_torch_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_command_is_kept_as_it_is_typed() -> None:
-    assert kernels._typed(["/usr/bin/clustersim", "calibrate", "--for", "a b.yaml"]) == (
+    assert kernels._command_as_typed(["/usr/bin/clustersim", "calibrate", "--for", "a b.yaml"]) == (
         "clustersim calibrate --for 'a b.yaml'"
     )
-    assert kernels._typed(["calibrate/__main__.py", "--grid"]) == "clustersim calibrate --grid"
+    assert kernels._command_as_typed(["calibrate/__main__.py", "--grid"]) == "clustersim calibrate --grid"
 
 
 def test_why_kernels_are_missing_is_summed_up() -> None:
@@ -371,7 +371,7 @@ def test_why_kernels_are_missing_is_summed_up() -> None:
     )
     rows = tuple(replace(row, shape=MatmulShape(1, 1, size), source="no fp8") for size in (1, 2))
     record = CalibrationRecord(DeviceInfo("cpu-laptop", "CPU"), MeasurementConditions("", "", ""), kernels=rows)
-    assert kernels.summary(record, Path("r.json")).splitlines()[:3] == [
+    assert kernels.summarize_record(record, Path("r.json")).splitlines()[:3] == [
         "r.json: CPU",
         "  kernels: 2 unsupported",
         "    2 x no fp8",

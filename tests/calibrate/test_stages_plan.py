@@ -29,13 +29,13 @@ from tests.calibrate.fake_stages import CHAIN, HOST, SOAKED, STEPS, StandIns
 
 torch = pytest.importorskip("torch")
 from calibrate.devices.cpu import CpuDevice  # noqa: E402 - after torch is known to be there
-from calibrate.kernels.session import Session  # noqa: E402
-from calibrate.kernels.timing import Method  # noqa: E402
+from calibrate.kernels.session import KernelSession  # noqa: E402
+from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
 from calibrate.stages import holdout_stage as residual_part  # noqa: E402
 from calibrate.stages import kernel_stage as kernels_part  # noqa: E402
 from calibrate.stages import run as parts_run  # noqa: E402
-from calibrate.stages.plan import PARTS, plan_text, planned  # noqa: E402
-from calibrate.stages.stage import Bench  # noqa: E402
+from calibrate.stages.plan import STAGES, format_plan, plan_session  # noqa: E402
+from calibrate.stages.stage import CalibrationContext  # noqa: E402
 
 GPU = DeviceInfo("h100-sxm-80gb", "Test GPU", torch="2.13.0")
 HOW = MeasurementConditions("2026-11-20", "clustersim calibrate", "by hand")
@@ -51,7 +51,7 @@ class Gpu(CpuDevice):
     def torch(self) -> Any:
         return torch.device("cuda", 0)
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         pass
 
 
@@ -86,24 +86,29 @@ def scenario() -> Scenario:
     return Scenario.from_mapping(asked)
 
 
-def _bench(path: Path, scenario: Scenario | None, asked: Sequence[Kernel] = KERNELS) -> Bench:
+def _bench(path: Path, scenario: Scenario | None, asked: Sequence[Kernel] = KERNELS) -> CalibrationContext:
     accelerator = load_accelerator(GPU.accelerator)
-    return Bench(Gpu(), accelerator, Session(path, GPU, HOW), Method(), asked, "plan.yaml", scenario)
+    return CalibrationContext(
+        Gpu(), accelerator, KernelSession(path, GPU, HOW), MeasurementMethod(), asked, "plan.yaml", scenario
+    )
 
 
 def test_twenty_minutes_are_two_eight_five_two_and_three(tmp_path: Path, scenario: Scenario) -> None:
-    plan = planned(_bench(tmp_path / "r.json", scenario), 20 * MINUTE)
-    assert {item.part.name: item.seconds for item in plan} == pytest.approx(
+    plan = plan_session(_bench(tmp_path / "r.json", scenario), 20 * MINUTE)
+    assert {planned_stage.stage.name: planned_stage.seconds for planned_stage in plan} == pytest.approx(
         {"soak": 2 * MINUTE, "kernels": 8 * MINUTE, "chain": 5 * MINUTE, "host": 2 * MINUTE, "residual": 3 * MINUTE}
     )
 
 
 def test_what_cannot_be_measured_leaves_its_time_to_kernels(tmp_path: Path) -> None:
-    plan = {item.part.name: item for item in planned(_bench(tmp_path / "r.json", None), 20 * MINUTE)}
-    assert {name: element.seconds for name, element in plan.items()} == pytest.approx(
+    plan = {
+        planned_stage.stage.name: planned_stage
+        for planned_stage in plan_session(_bench(tmp_path / "r.json", None), 20 * MINUTE)
+    }
+    assert {name: item.seconds for name, item in plan.items()} == pytest.approx(
         {"soak": 2 * MINUTE, "kernels": 18 * MINUTE, "chain": 0.0, "host": 0.0, "residual": 0.0}
     )
-    assert plan["residual"].words == "steps of which model? name a scenario with --for"
+    assert plan["residual"].description == "steps of which model? name a scenario with --for"
 
 
 @pytest.mark.parametrize(
@@ -122,14 +127,14 @@ def test_only_what_is_missing_is_due(
 ) -> None:
     """New kernels make everything due, since a layer may have families without a factor, and steps are predictions."""
     write_record(replace(WHOLE, **lost), tmp_path / "r.json")
-    plan = planned(_bench(tmp_path / "r.json", scenario), 20 * MINUTE)
-    assert tuple(item.part.name for item in plan if item.seconds) == left
+    plan = plan_session(_bench(tmp_path / "r.json", scenario), 20 * MINUTE)
+    assert tuple(planned_stage.stage.name for planned_stage in plan if planned_stage.seconds) == left
 
 
 def test_where_all_is_there_it_says_so(tmp_path: Path, scenario: Scenario) -> None:
     write_record(WHOLE, tmp_path / "r.json")
     bench = _bench(tmp_path / "r.json", scenario)
-    assert plan_text(bench, planned(bench, 20 * MINUTE)).endswith(
+    assert format_plan(bench, plan_session(bench, 20 * MINUTE)).endswith(
         "has all that was asked for of Test GPU (h100-sxm-80gb)"
     )
 
@@ -137,10 +142,10 @@ def test_where_all_is_there_it_says_so(tmp_path: Path, scenario: Scenario) -> No
 def test_the_plan_names_device_kernels_parts_and_file(tmp_path: Path, scenario: Scenario) -> None:
     write_record(replace(WHOLE, kernels=WHOLE.kernels[:1], copies=()), tmp_path / "r.json")
     bench = _bench(tmp_path / "r.json", scenario)
-    text = plan_text(bench, planned(bench, 20 * MINUTE))
+    text = format_plan(bench, plan_session(bench, 20 * MINUTE))
     assert "Test GPU (h100-sxm-80gb) for about 20 min 0 s, and goes on with" in text
     assert "1 of 2 kernels of plan.yaml, 1 are there already; copies, launches" in text
-    assert [line.split()[0] for line in text.splitlines()[1:-1]] == [part.name for part in PARTS]
+    assert [line.split()[0] for line in text.splitlines()[1:-1]] == [part.name for part in STAGES]
 
 
 def test_the_plan_says_what_is_tried_again(tmp_path: Path, scenario: Scenario) -> None:
@@ -149,9 +154,9 @@ def test_the_plan_says_what_is_tried_again(tmp_path: Path, scenario: Scenario) -
     failed = replace(first, time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY, source="its operands take 90 GB")
     write_record(replace(WHOLE, kernels=(failed, *rest)), tmp_path / "r.json")
     bench = _bench(tmp_path / "r.json", scenario)
-    plan = planned(bench, 20 * MINUTE)
-    assert [item.part.name for item in plan if item.seconds] == ["soak", "kernels"]
-    assert "1 had no memory or no compiler and are tried again" in plan_text(bench, plan)
+    plan = plan_session(bench, 20 * MINUTE)
+    assert [planned_stage.stage.name for planned_stage in plan if planned_stage.seconds] == ["soak", "kernels"]
+    assert "1 had no memory or no compiler and are tried again" in format_plan(bench, plan)
 
 
 @pytest.mark.parametrize("budget", [1.0, 199.0])
@@ -159,8 +164,8 @@ def test_a_budget_too_small_for_the_soak_names_the_least(budget: float, tmp_path
     """The soak needs 20 s and has a tenth."""
     bench = _bench(tmp_path / "r.json", scenario)
     with pytest.raises(InputError, match=r"soak takes 10% of it, and at least 20 s; give 200s or more"):
-        planned(bench, budget)
-    assert planned(bench, 200.0)
+        plan_session(bench, budget)
+    assert plan_session(bench, 200.0)
 
 
 def test_a_gpu_is_soaked_first_and_a_layer_comes_before_its_steps(
@@ -170,9 +175,9 @@ def test_a_gpu_is_soaked_first_and_a_layer_comes_before_its_steps(
     monkeypatch.setattr(others, "_count", lambda part, _seconds: order.append(part))
     for module in (parts_run, residual_part):
         monkeypatch.setattr(module, "fitted", lambda record, _accelerator: record)
-    monkeypatch.setattr(kernels_part.Kernels, "measure", lambda *_: order.append("kernels") or "none")
+    monkeypatch.setattr(kernels_part.KernelStage, "measure", lambda *_: order.append("kernels") or "none")
     bench = _bench(tmp_path / "r.json", scenario)
-    parts_run.run(bench, planned(bench, 20 * MINUTE))
+    parts_run.run_session(bench, plan_session(bench, 20 * MINUTE))
     assert order == ["soak", "kernels", "chain", "host", "residual"]
     record = read_record(tmp_path / "r.json")
     assert record.moments[: len(SOAKED)] == SOAKED

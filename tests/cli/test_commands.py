@@ -67,7 +67,7 @@ def test_a_long_trace_is_announced_with_its_spans(
     table: bool,
     said: bool,
 ) -> None:
-    monkeypatch.setattr(write_traces, "MANY_SPANS", least)
+    monkeypatch.setattr(write_traces, "LARGE_SPAN_COUNT", least)
     file = plan.parent / "a.pftrace"
     assert run_scenario(plan, [], Outputs(trace=str(file), table=table))
     spans = len(slices(file))

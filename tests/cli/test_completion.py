@@ -75,21 +75,21 @@ def test_files_are_data_files_and_the_only_folder_is_opened(tmp_path: Path, monk
     (tmp_path / ".kept").mkdir()
     for name in ("plan.yaml", "page.html", "two words.yaml", "plans/large/a.json", "plans/large/b.yml", "plans/c.csv"):
         (tmp_path / name).touch()
-    assert completion.data_files("") == ["plan.yaml", "plans/"]
-    assert completion.data_files("plans") == ["plans/large/a.json", "plans/large/b.yml"]
-    assert completion.data_files("plans/large/b") == ["plans/large/b.yml"]
-    assert completion.data_files("~/plan.") == ["~/plan.yaml"]
-    assert completion.data_files("./plan.") == ["./plan.yaml"]
-    assert completion.data_files(f"{tmp_path}/plan.") == [f"{tmp_path}/plan.yaml"]
-    assert completion.data_files(".k") == [".kept/"]
-    assert [completion.data_files(none) for none in ("none/", "~nobody-is-called-so/", "a\0/")] == [[], [], []]
-    assert completion.kinds_or_table("plans/") == ["plans/c.csv", "plans/large/"]
-    assert completion.kinds_or_table("me") == ["memory"]
+    assert completion.complete_data_file("") == ["plan.yaml", "plans/"]
+    assert completion.complete_data_file("plans") == ["plans/large/a.json", "plans/large/b.yml"]
+    assert completion.complete_data_file("plans/large/b") == ["plans/large/b.yml"]
+    assert completion.complete_data_file("~/plan.") == ["~/plan.yaml"]
+    assert completion.complete_data_file("./plan.") == ["./plan.yaml"]
+    assert completion.complete_data_file(f"{tmp_path}/plan.") == [f"{tmp_path}/plan.yaml"]
+    assert completion.complete_data_file(".k") == [".kept/"]
+    assert [completion.complete_data_file(none) for none in ("none/", "~nobody-is-called-so/", "a\0/")] == [[], [], []]
+    assert completion.complete_validation_target("plans/") == ["plans/c.csv", "plans/large/"]
+    assert completion.complete_validation_target("me") == ["memory"]
 
 
 def test_names_are_all_that_begin_so() -> None:
-    assert completion.clusters("") == data_files.list_names("clusters")
-    assert completion.clusters("no,dgx-h10") == ["no,dgx-h100"]
-    assert completion.keys("") == [f"{key}=" for key in dotted_keys()]
-    assert completion.objectives("") == [objective.value for objective in Objective]
-    assert completion.cluster_or_file("dgx-h100") == ["dgx-h100"]
+    assert completion.complete_cluster("") == data_files.list_names("clusters")
+    assert completion.complete_cluster("no,dgx-h10") == ["no,dgx-h100"]
+    assert completion.complete_override_key("") == [f"{key}=" for key in dotted_keys()]
+    assert completion.complete_objective("") == [objective.value for objective in Objective]
+    assert completion.complete_cluster_or_file("dgx-h100") == ["dgx-h100"]

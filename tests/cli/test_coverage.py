@@ -62,7 +62,10 @@ def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> No
     record_of_matmuls(plan, tmp_path / "gpu.json")
     result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
     measured, whole = result.provenance_shares["measured"], sum(item.seconds for item in result.busy_time_items)
-    paced = sum(item.seconds * (item.longer - 1.0) for item in result.busy_time_items if item.error is not None) / whole
+    paced = (
+        sum(item.seconds * (item.in_situ_slowdown - 1.0) for item in result.busy_time_items if item.error is not None)
+        / whole
+    )
     error = 0.02 * measured + paced
     plain = simulate(Scenario.load(plan))
     experience, facts = load_uncertainty_model(), extract_step_features(result.scenario, result.breakdown.launch_share)

@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_written_all_the_same(clustersim: Run, tmp_path: Pa
 def test_too_much_is_refused_with_its_size(
     clustersim: Run, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_chakra, "MOST_BYTES", 2000)
+    monkeypatch.setattr(export_chakra, "MAX_TOTAL_BYTES", 2000)
     done = clustersim("export", "chakra", plan, "--out", "traces")
     assert done.returncode == 2
     assert "traces: all ranks would be about" in done.stderr

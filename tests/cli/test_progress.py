@@ -29,9 +29,9 @@ class Heard(io.StringIO):
 
 def test_without_a_terminal_a_line_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Heard("12 of 40")
-    monkeypatch.setattr(progress, "EVERY", 0.01)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", said)
-    with progress.counting("simulating variants", 40) as tell:
+    with progress.count_progress("simulating variants", 40) as tell:
         tell(12)
         assert said.wait()
     lines = said.getvalue().splitlines()
@@ -39,6 +39,6 @@ def test_without_a_terminal_a_line_says_now_and_then_how_far_it_is(monkeypatch: 
 
 
 def test_what_is_quick_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.waiting_for("simulating"):
+    with progress.show_activity("simulating"):
         pass
     assert capsys.readouterr() == ("", "")

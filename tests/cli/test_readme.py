@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from calibrate.command import parsed
+from calibrate.command import parse_command
 from clustersim.cli.app import app
 from clustersim.schedules.csv_format import format_order
 
@@ -63,7 +63,7 @@ def test_the_calibrations_in_the_manual_are_commands_with_these_options() -> Non
     calibrations = [line[line.index("calibrate") + 1 :] for line in lines if "calibrate" in line]
     assert {"collectives", "import-nccl-tests", "derive"} <= {line[0] for line in calibrations}
     for line in calibrations:
-        command, _ = parsed(line)
+        command, _ = parse_command(line)
         assert callable(command)
     others = [line[:2] for line in lines if "calibrate" not in line]
     assert {name for name, _ in others} == {"clustersim"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.cli.outputs import Outputs, TraceChoice, announce
+from clustersim.cli.outputs import Outputs, TraceOptions, announce_file
 from clustersim.cli.run import run_scenario
 from clustersim.common.errors import InputError, OutputError
 from clustersim.report.export import write_traces
@@ -66,7 +66,7 @@ def test_a_file_in_the_directory_of_traces_is_refused(plan: Path, tmp_path: Path
     (tmp_path / "traces").mkdir()
     outputs = Outputs(kineto=str(tmp_path / "traces"), html=str(tmp_path / "traces" / "a.html"))
     with pytest.raises(InputError, match=r"--html .*lies in --kineto"):
-        outputs.require([plan])
+        outputs.check_writable([plan])
 
 
 @pytest.mark.usefixtures("unsimulated")
@@ -84,13 +84,13 @@ def test_a_table_without_the_extra_is_refused_before_simulating(
 def test_what_is_too_large_is_refused_unless_it_is_forced(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(write_traces, "MOST_BYTES", 1000)
+    monkeypatch.setattr(write_traces, "MAX_FILE_BYTES", 1000)
     name = str(tmp_path / {"trace": "a.pftrace", "kineto": "traces", "spans": "a.csv"}[option])
     with pytest.raises(OutputError, match=r"above 1000 B; .*--ranks.*--force"):
         run_scenario(plan, [], Outputs(**{option: name}, table=False))  # type: ignore[arg-type]
     assert not Path(name).exists()
-    forced = TraceChoice("0", force=True)
-    assert run_scenario(plan, [], Outputs(**{option: name}, choice=forced, table=False))  # type: ignore[arg-type]
+    forced = TraceOptions("0", force=True)
+    assert run_scenario(plan, [], Outputs(**{option: name}, trace_options=forced, table=False))  # type: ignore[arg-type]
     assert Path(name).exists()
 
 
@@ -98,11 +98,11 @@ def test_on_a_terminal_a_files_name_is_a_link_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a [b] é.html"
-    announce(path, " (2 of 3)")
+    announce_file(path, " (2 of 3)")
     assert capsys.readouterr().out == f"wrote {path} (2 of 3)\n"
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    announce(path, " (2 of 3)")
+    announce_file(path, " (2 of 3)")
     shown = capsys.readouterr().out
     assert f";{path.as_uri()}\x1b\\{path}\x1b]8;;\x1b\\ (2 of 3)\n" in shown  # OSC 8, the terminals' hyperlinks

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from clustersim import Scenario, simulate
-from clustersim.validation.cases import PUBLISHED
+from clustersim.validation.cases import PUBLISHED_FOLDER
 from tests.cli.conftest import Run
 from tests.validation.sample_cases import row, write_rows
 
@@ -134,7 +134,7 @@ def test_a_case_that_is_not_modelled_is_shown_with_the_reason(clustersim: Run) -
 @pytest.mark.parametrize("kind", ["memory", "collectives", "kernels"])
 def test_the_shipped_tables_are_what_users_tables_look_like(clustersim: Run, tmp_path: Path, kind: str) -> None:
     """The header and the first rows of each, as a file of a user's."""
-    lines = (PUBLISHED / f"{kind}.csv").read_text().splitlines(keepends=True)[:4]
+    lines = (PUBLISHED_FOLDER / f"{kind}.csv").read_text().splitlines(keepends=True)[:4]
     (tmp_path / "theirs.csv").write_text("".join(lines))
     done = clustersim("validate", kind, "theirs.csv", "--json", "-")
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from clustersim.cli import watch
-from clustersim.cli.watch import Saves
+from clustersim.cli.watch import FileWatcher
 from tests.cli.conftest import PLAN, Run, write_plan
 
 Step = Callable[[], object]
@@ -51,17 +51,17 @@ def replaced(path: Path, text: str) -> None:
     other.replace(path)
 
 
-def left(looks: list[Step], saves: Saves, *happens: Step) -> int:
+def left(looks: list[Step], saves: FileWatcher, *happens: Step) -> int:
     """How many looks are left when a save is over."""
     looks[:] = happens
-    saves.wait()
+    saves.wait_for_save()
     return len(looks)
 
 
 def test_a_save_is_over_when_two_looks_see_the_same(looks: list[Step], tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("a")
-    saves = Saves([file])
+    saves = FileWatcher([file])
     first = left(looks, saves, nothing, nothing, lambda: file.write_text(""), lambda: file.write_text("abc"), nothing)
     assert first == 0
     assert left(looks, saves, lambda: replaced(file, "abd"), nothing, nothing) == 1  # as long, of the same moment
@@ -73,7 +73,7 @@ def test_a_file_that_is_gone_for_a_moment_is_saved_once_and_one_that_stays_away_
 ) -> None:
     file, away = tmp_path / "plan.yaml", tmp_path / "away"
     file.write_text("a")
-    saves = Saves([file])
+    saves = FileWatcher([file])
     assert left(looks, saves, file.unlink, nothing, nothing, lambda: file.write_text("ab"), nothing) == 0
     there_and_back = [lambda: file.rename(away), nothing, lambda: away.rename(file), nothing, nothing]
     assert left(looks, saves, *there_and_back, lambda: file.write_text("abc"), nothing) == 0  # the same file again
@@ -85,9 +85,9 @@ def test_what_is_saved_while_an_answer_is_worked_out_is_not_missed(looks: list[S
     file, further = tmp_path / "plan.yaml", tmp_path / "config.json"
     file.write_text("a")
     further.write_text("{}")
-    saves = Saves([file])
+    saves = FileWatcher([file])
     file.write_text("ab")
-    saves.follow([file, further])
+    saves.watch_files([file, further])
     assert left(looks, saves, nothing, nothing) == 0
     assert left(looks, saves, lambda: further.write_text("{ }"), nothing) == 0
 

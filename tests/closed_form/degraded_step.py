@@ -11,12 +11,12 @@ from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
-from clustersim.lowering.repeat_steps import repeat
+from clustersim.lowering.repeat_steps import repeat_steps
 from clustersim.program.program import Program
-from clustersim.results.critical_path import critical_path, path_summary
+from clustersim.results.critical_path import find_critical_path, path_category_totals
 from clustersim.results.step_times import step_times
-from clustersim.results.time_breakdown import Breakdown, breakdown
-from clustersim.results.trace_table import Rows, read_rows
+from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
+from clustersim.results.trace_table import TraceTable, build_trace_table
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import Trace
 from tests.closed_form.fixed_durations import Fixed, Step, _Cost
@@ -43,24 +43,24 @@ class Ran:
         return step_times(self.rows)
 
     @property
-    def rows(self) -> Rows:
-        return read_rows(self.trace, self.program, self.steps)
+    def rows(self) -> TraceTable:
+        return build_trace_table(self.trace, self.program, self.steps)
 
     @property
-    def breakdown(self) -> Breakdown:
-        return breakdown(self.rows, self.cost.time_segment)
+    def breakdown(self) -> TimeBreakdown:
+        return compute_breakdown(self.rows, self.cost.time_segment)
 
     @property
     def path(self) -> dict[str, float]:
-        return nonzero(path_summary(self.rows, self.cost.time_segment))
+        return nonzero(path_category_totals(self.rows, self.cost.time_segment))
 
     @property
     def path_ranks(self) -> set[int]:
-        return set(self.trace.rank[critical_path(self.trace)].tolist())
+        return set(self.trace.rank[find_critical_path(self.trace)].tolist())
 
     def of(self, rank: int) -> dict[str, float]:
         """The breakdown's parts of a rank that are not zero."""
-        return nonzero(self.breakdown.of(rank))
+        return nonzero(self.breakdown.rank_seconds(rank))
 
     def ended(self, rank: int, task: int) -> float:
         return float(self.trace.end[row_of(self.trace, rank, task)])
@@ -83,7 +83,7 @@ class Disturbed:
 
     @property
     def program(self) -> Program:
-        return repeat(self.step.program, self.steps)
+        return repeat_steps(self.step.program, self.steps)
 
     def cost(self, program: Program) -> SegmentCost:
         pieces = _Cost(self.fixed, program)

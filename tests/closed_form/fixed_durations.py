@@ -17,9 +17,9 @@ from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.segment import SegmentCost
 from clustersim.cost.timing import Bottleneck, CommTiming, KernelTiming, Provenance
 from clustersim.engine.engine import simulate_program
-from clustersim.lowering.repeat_steps import repeat
-from clustersim.lowering.training_step import lower
-from clustersim.lowering.units import Unit, Units
+from clustersim.lowering.repeat_steps import repeat_steps
+from clustersim.lowering.training_step import lower_step
+from clustersim.lowering.units import Unit, UnitBuilder
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.training import Training
@@ -121,10 +121,10 @@ class Step:
 
     @property
     def program(self) -> Program:
-        return lower(self.plan, self.schedule.order(self.layout.pp, self.microbatches))
+        return lower_step(self.plan, self.schedule.order(self.layout.pp, self.microbatches))
 
     def run(self, fixed: Fixed, *, folded: bool = True, steps: int = 1) -> Trace:
-        program = repeat(self.program, steps)
+        program = repeat_steps(self.program, steps)
         pieces = fixed.costs(program)
         cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(pieces), program.world_size), pieces)
         return simulate_program(program, fold(program, cost) if folded else singleton_classes(program), cost)[0]
@@ -138,7 +138,7 @@ class Step:
     def units(self) -> tuple[Unit, ...]:
         """Embedding, layers and head of the first stage."""
         plan = self.plan
-        return Units(plan).of(plan.stages[0])
+        return UnitBuilder(plan).stage_units(plan.stages[0])
 
     def issued(self, name: str, pipeline_rank: int = 0) -> list[CommOp]:
         """Collectives of one name on the data stream of a pipeline rank, in order."""

@@ -19,7 +19,7 @@ from clustersim.program.task import CollectiveType, CommOp
 from tests.closed_form.fixed_durations import Fixed, Seconds, Step
 
 FORWARD, BACKWARD, OPTIMIZER = 1.0, 2.0, 0.5
-EMBEDDING, LAYER, _, HEAD = (unit.parameters for unit in Step(2).units())
+EMBEDDING, LAYER, _, HEAD = (unit.parameter_count for unit in Step(2).units())
 ALL = EMBEDDING + 2 * LAYER + HEAD
 BUCKET = 4.0 * (HEAD + LAYER)
 

@@ -11,7 +11,7 @@ from clustersim.parallel.data_parallel_strategy import DdpStrategy, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.program.task import ComputeTask
-from clustersim.results.time_categories import BUBBLES
+from clustersim.results.time_categories import BUBBLE_CATEGORIES
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
@@ -29,7 +29,7 @@ AT_END = DdpStrategy(overlap=False)
 def waited(ran: Ran, rank: int) -> float:
     """Seconds in which a rank waits for others, bubbles included."""
     parts = ran.of(rank)
-    return sum(parts.get(name, 0.0) for name in ("wait", *(part.value for part in BUBBLES)))
+    return sum(parts.get(name, 0.0) for name in ("wait", *(part.value for part in BUBBLE_CATEGORIES)))
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8])
@@ -48,7 +48,7 @@ def test_a_slow_rank_in_data_parallelism_sets_the_step_and_all_others_wait_the_d
     assert ran.of(1) == pytest.approx(slow)
     usual = {"compute": WORK, "optimizer": OPTIMIZER, "exposed dp": REDUCTION}
     assert ran.of(0) == pytest.approx({**usual, "wait": (WORK + OPTIMIZER) * (1 / speed - 1)})
-    assert ran.breakdown.mean()["wait"] == pytest.approx(waited(ran, 0) * (ranks - 1) / ranks)
+    assert ran.breakdown.mean_seconds()["wait"] == pytest.approx(waited(ran, 0) * (ranks - 1) / ranks)
     assert ran.path == pytest.approx(slow)
     assert 1 in ran.path_ranks
     assert ran.classes.count == 2
@@ -191,7 +191,7 @@ def test_many_ranks_wait_for_the_slowest_of_the_moment(ranks: int) -> None:
     deviation = std * sqrt(LAYERS * (F**2 + B**2))
     expected = WORK + REDUCTION + EXPECTED_MAXIMUM[ranks] * deviation
     assert ran.times.mean() == pytest.approx(expected, abs=4 * deviation / sqrt(steps))
-    mean = ran.breakdown.mean()
+    mean = ran.breakdown.mean_seconds()
     assert mean["wait"] == pytest.approx(EXPECTED_MAXIMUM[ranks] * deviation, abs=4 * deviation / sqrt(steps))
 
 

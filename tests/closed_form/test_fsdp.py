@@ -135,7 +135,7 @@ def test_every_microbatch_gathers_twice_and_reduces_once(microbatches: int) -> N
 
 
 def test_gathers_move_compute_width_and_reductions_gradient_width() -> None:
-    layer = step().units()[1].parameters
+    layer = step().units()[1].parameter_count
     gather, reduction = step().issued("gather layer")[0], step().issued("reduce layer")[0]
     assert (gather.payload, gather.collective) == (2.0 * layer, CollectiveType.ALL_GATHER)
     assert (reduction.payload, reduction.collective) == (4.0 * layer, CollectiveType.REDUCE_SCATTER)

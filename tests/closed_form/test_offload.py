@@ -20,9 +20,9 @@ from clustersim.program.task import (
     Stream,
     Task,
 )
-from clustersim.results.dominant_categories import part_seconds
+from clustersim.results.dominant_categories import category_seconds
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import PARTS, Part
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
 SECONDS = HostMemory(capacity=1e13, bandwidth=100e9, to_host=20e9, from_host=10e9, latency=0.5, optimizer_fraction=0.4)
 LAYERS = 6
@@ -97,10 +97,12 @@ def test_the_hosts_optimizer_is_a_pipeline_of_copies_and_updates() -> None:
     out, back = 0.5 + 4 * count / 20e9, 0.5 + 2 * count / 10e9
     update = 30 * count / (50e9 * 0.4)
     there = out + update + back + (UNITS - 1) * max(out, update, back)
-    gpu = here.breakdown.of(0)["optimizer"] - offloaded.breakdown.of(0)["optimizer"]  # the norm stays
+    gpu = (
+        here.breakdown.rank_seconds(0)["optimizer"] - offloaded.breakdown.rank_seconds(0)["optimizer"]
+    )  # the norm stays
     assert gpu > 0
     assert offloaded.step_time - here.step_time == pytest.approx(there - gpu, rel=1e-9)
-    assert offloaded.breakdown.of(0)["exposed host"] == pytest.approx(there, rel=1e-9)
+    assert offloaded.breakdown.rank_seconds(0)["exposed host"] == pytest.approx(there, rel=1e-9)
 
 
 def test_a_part_on_the_host_is_updated_beside_the_gpus_part() -> None:
@@ -111,9 +113,11 @@ def test_a_part_on_the_host_is_updated_beside_the_gpus_part() -> None:
     names = [name for name, _, _ in spans(half, Stream.HOST)]
     assert names == ["optimizer on the host"] * UNITS
     assert [end - start for _, start, end in spans(half, Stream.HOST)] == pytest.approx([update] * UNITS)
-    whole = simulate(scenario()).breakdown.of(0)["optimizer"]
-    none = simulate(scenario("training.offload.optimizer=true")).breakdown.of(0)["optimizer"]
-    assert half.breakdown.of(0)["optimizer"] == pytest.approx((whole + none) / 2, rel=0.02)  # but for its launch
+    whole = simulate(scenario()).breakdown.rank_seconds(0)["optimizer"]
+    none = simulate(scenario("training.offload.optimizer=true")).breakdown.rank_seconds(0)["optimizer"]
+    assert half.breakdown.rank_seconds(0)["optimizer"] == pytest.approx(
+        (whole + none) / 2, rel=0.02
+    )  # but for its launch
 
 
 def test_copies_that_take_longest_follow_each_other_without_a_pause() -> None:
@@ -163,7 +167,7 @@ def test_shards_come_before_each_gather_and_gradients_go_after_each_reduction() 
     assert moved[HostOpKind.H2D] == pytest.approx(2 * (2 * count - head) * 4 / 2)
     assert moved[HostOpKind.D2H] == pytest.approx(2 * count * 4 / 2)
     assert moved[HostOpKind.ON_HOST] == pytest.approx((4 + 30) * count / 2)  # the norm reads gradients once more
-    assert answer.breakdown.of(0)["optimizer"] == 0.0
+    assert answer.breakdown.rank_seconds(0)["optimizer"] == 0.0
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [("{dp: 1}", 1), ("{dp: 2, data: zero2}", 2), ("{dp: 2, data: fsdp}", 2)])
@@ -187,11 +191,13 @@ def test_what_the_heatmap_sums_to_is_the_breakdown() -> None:
     for overrides in (["training.offload={activations: all, optimizer: true}"],
                       ["layout.data=fsdp", "training.offload={activations: 3, parameters: true}"]):  # fmt: skip
         answer = simulate(scenario(*overrides))
-        shares = part_seconds(answer.trace_table, answer.cost.time_segment, bins=50, makespan=answer.trace.makespan)
-        own = answer.breakdown.of(0)
-        for part, share in zip(PARTS, shares, strict=True):
+        shares = category_seconds(
+            answer.trace_table, answer.cost.time_segment, bin_count=50, makespan=answer.trace.makespan
+        )
+        own = answer.breakdown.rank_seconds(0)
+        for part, share in zip(TIME_CATEGORIES, shares, strict=True):
             assert share[0].sum() == pytest.approx(own[part.value], rel=1e-9, abs=1e-9)
-        assert own[Part.EXPOSED_HOST.value] > 0.5 * answer.step_time
+        assert own[TimeCategory.EXPOSED_HOST.value] > 0.5 * answer.step_time
 
 
 def test_the_next_step_waits_for_the_weights_of_the_last() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from clustersim.collectives import custom_algorithm as room
 from clustersim.collectives.custom_algorithm import CustomAlgorithm, load_custom_algorithm
 from clustersim.collectives.library import ALGORITHMS
@@ -94,7 +94,7 @@ def scenario(folder: Path, cost: dict[str, Any], **more: Any) -> Scenario:
     return Scenario.from_mapping(GIVEN | more | {"cost": cost}, path=folder / "plan.yaml")
 
 
-def result_of(folder: Path, **cost: Any) -> Result:
+def result_of(folder: Path, **cost: Any) -> RenderedResult:
     return simulate(scenario(folder, cost))
 
 
@@ -120,8 +120,8 @@ def test_a_copy_of_the_ring_takes_what_the_ring_takes_to_the_digit(folder: Path)
     same(copy.trace, ring.trace)
     assert [
         selected_algorithm.algorithm.replace("mine:Copied", "ring") for selected_algorithm in copy.selected_algorithms
-    ] == [taken.algorithm for taken in ring.selected_algorithms]
-    assert any("mine:Copied" in item.algorithm for item in copy.selected_algorithms)
+    ] == [item.algorithm for item in ring.selected_algorithms]
+    assert any("mine:Copied" in element.algorithm for element in copy.selected_algorithms)
 
 
 def test_constants_that_were_fitted_to_the_library_were_not_fitted_to_an_own_algorithm(folder: Path) -> None:

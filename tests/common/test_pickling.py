@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
@@ -58,7 +58,7 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
     return Scenario.load(tmp_path / "plan.json", request.param)
 
 
-def same_answer(one: Result, other: Result) -> bool:
+def same_answer(one: RenderedResult, other: RenderedResult) -> bool:
     return {**one.to_json(), "simulate_wall_s": 0} == {**other.to_json(), "simulate_wall_s": 0}
 
 

@@ -174,11 +174,11 @@ def test_a_step_whose_kernels_take_k_times_as_long_takes_k_times_as_long(k: floa
         k * sum(MODEL.time_kernel(element).seconds for element in kernels), rel=1e-12
     )
     assert step.provenance_shares["measured"] == pytest.approx(1.0)
-    assert (step.in_situ_slowdown.share, step.kernel_time_uncertainty.error, step.kernel_time_uncertainty.unknown) == (
-        0.0,
-        0.0,
-        0.0,
-    )
+    assert (
+        step.in_situ_slowdown.share,
+        step.kernel_time_uncertainty.error,
+        step.kernel_time_uncertainty.unknown_share,
+    ) == (0.0, 0.0, 0.0)
 
 
 def test_an_answer_says_which_pace_was_not_measured() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibrate.fit.published_kernels import matmuls
+from calibrate.fit.published_kernels import matmul_samples
 from clustersim.common.dtypes import DType
 from clustersim.cost.kriging import LEVEL, NOISE, Kriging
 from clustersim.cost.roofline import Roofline
@@ -59,9 +59,9 @@ def test_smooth_values_are_met_far_better_than_by_their_mean():
 @pytest.mark.parametrize("accelerator", ["b200-sxm-180gb", "a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb"])
 def test_published_products_are_met_better_by_their_neighbours_than_by_the_roofline_alone(accelerator: str):
     """Each left out. The module says by how much; what it says of all four is a mean of 0.81."""
-    rows = [row for row in matmuls() if row.accelerator == accelerator and row.dtype is not DType.FP8]
+    rows = [row for row in matmul_samples() if row.accelerator == accelerator and row.dtype is not DType.FP8]
     model = Roofline(load_accelerator(accelerator))
-    kernels = [Kernel("", KernelKind.MATMUL, row.dtype, row.flops, row.moved, row.shape) for row in rows]
+    kernels = [Kernel("", KernelKind.MATMUL, row.dtype, row.flops, row.moved_bytes, row.shape) for row in rows]
     ratios = np.log(
         [row.seconds / model.time_kernel(kernel).seconds for row, kernel in zip(rows, kernels, strict=True)]
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.fit.alpha_beta import fit_calls
+from calibrate.fit.alpha_beta import fit_collectives
 from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample
 from clustersim.cost.payload_curve import PayloadCurve
 from clustersim.cost.timing import Provenance
@@ -86,7 +86,7 @@ def test_above_the_payloads_bandwidth_is_the_last_measured_one_and_not_that_of_a
         CollectiveSample(CollectiveCall(CollectiveType.ALL_REDUCE, size, 8, 1), spread(switched(size)))
         for size in PAYLOADS
     ]
-    (fit,) = fit_calls(rows)
+    (fit,) = fit_collectives(rows)
     curve = PayloadCurve({row.call.payload: row.time for row in rows}, fit)
     for size in (2.0**31, 2.0**34):
         reading = curve.estimate(size)

@@ -23,7 +23,7 @@ from clustersim.model.layers import LayerShard
 from clustersim.model.linear import matmul_kernel
 from clustersim.model.training import Training
 from clustersim.model.transformer import Norm, PositionEncoding, uniform_model
-from clustersim.validation.kernels import matmul_of, read_kernels, seconds_of
+from clustersim.validation.kernels import measured_seconds, read_kernels, timed_matmul
 from tests.uniform_models import layer
 
 H100 = load_accelerator("h100-sxm-80gb")
@@ -242,9 +242,9 @@ def test_h100_is_as_slow_at_odd_sizes_as_the_median_of_what_was_published() -> N
     """Rows of float8_experimental pull request 145 of 256 and more."""
     fitting = replace(H100, alignment=KernelAlignment())
     odd = [case for case in read_kernels() if case.text("source") == "float8_experimental"]
-    large = [case for case in odd if min(case.whole(size) for size in "mnk") >= 256]
-    kernels = [(case, matmul_of(case)) for case in large]
-    found = [seconds(kernel, fitting) / seconds_of(case, [kernel]) for case, kernel in kernels]
+    large = [case for case in odd if min(case.positive_int(size) for size in "mnk") >= 256]
+    kernels = [(case, timed_matmul(case)) for case in large]
+    found = [seconds(kernel, fitting) / measured_seconds(case, [kernel]) for case, kernel in kernels]
     assert len(found) == 4
     assert H100.alignment.unaligned_rate == pytest.approx(statistics.median(found), abs=0.01)
 

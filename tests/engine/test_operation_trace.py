@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKernels
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
@@ -175,7 +175,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def ran(case: str) -> Result:
+def ran(case: str) -> RenderedResult:
     """24 sequences a step on eight GPUs, whose blocks were run as arrays: none of their operations is written."""
     model = {"family": "llama", "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 256}
     mapping: dict[str, Any] = {

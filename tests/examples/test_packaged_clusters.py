@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.common import data_files
 from clustersim.hardware.cluster import load_cluster
-from clustersim.report.panels.topology import picture
+from clustersim.report.panels.topology import build_topology
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -40,7 +40,7 @@ def test_a_small_step_runs_and_its_answer_runs_again(name: str) -> None:
     assert simulate(again).step_time == result.step_time
     shared = simulate(scenario.with_overrides("cost.network=shared"))
     assert shared.step_time >= result.step_time * (1 - 1e-9)
-    assert picture(scenario.cluster).tiers
+    assert build_topology(scenario.cluster).tiers
 
 
 @pytest.mark.parametrize("name", data_files.list_names("clusters"))

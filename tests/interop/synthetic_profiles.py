@@ -35,7 +35,7 @@ class Profile:
     def kernel(
         self, name: str, launch: float, start: float, lasting: float, stream: int = 7, cat: str = "kernel", **args: Any
     ) -> "Profile":
-        """args: `dims` of the operator, and what stands beside the kernel, `_` for a space."""
+        """args: `operator_dims` of the operator, and what stands beside the kernel, `_` for a space."""
         number = len(self.events)
         dims = args.pop("dims", None)
         if dims is not None:

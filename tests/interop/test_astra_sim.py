@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim.cli.export_chakra import GROUPS, export_step
+from clustersim.cli.export_chakra import COMM_GROUPS_FILE, export_step
 from clustersim.program.task import CollectiveTask, CollectiveType, CommOp, ComputeTask
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
@@ -80,7 +80,7 @@ def ran(folder: Path, bandwidth: float = 50.0, latency: float = 500.0, **system:
     (folder / "system.json").write_text(json.dumps({**SYSTEM, "trace-enabled": 1, **changed}))
     files = {
         "workload": "et/trace",
-        "comm-group": f"et/{GROUPS}",
+        "comm-group": f"et/{COMM_GROUPS_FILE}",
         "system": "system.json",
         "network": "network.yml",
         "remote-memory": "memory.json",
@@ -127,7 +127,7 @@ def test_where_the_network_takes_no_time_only_dependencies_tell(case: str, tmp_p
         ]
         for own in nodes
     ]
-    groups = {int(key): own for key, own in json.loads((tmp_path / "et" / GROUPS).read_text()).items()}
+    groups = {int(key): own for key, own in json.loads((tmp_path / "et" / COMM_GROUPS_FILE).read_text()).items()}
     said = ran(tmp_path, bandwidth=1e7, latency=0.0, local_mem_bw=1e9)
     assert max(said.end.values()) == pytest.approx(1e3 * played(free, groups), rel=1e-3)
 

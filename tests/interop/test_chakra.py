@@ -7,10 +7,10 @@ from math import ceil
 import pytest
 
 from clustersim.interop.chakra import ChakraWriter
-from clustersim.interop.protobuf import varint
+from clustersim.interop.protobuf import encode_varint
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import Part
+from clustersim.results.time_categories import TimeCategory
 from tests.interop.execution_traces import COLLECTIVE, COMPUTE, LOAD, RECEIVE, SEND, STORE, Decoded, decode, played
 from tests.report.small_trace import simulated
 
@@ -29,7 +29,13 @@ CASES = {
     "framework": ("framework=megatron",),
 }
 PARTS = (CollectiveType.ALL_GATHER, CollectiveType.SHIFT, CollectiveType.SCATTER, CollectiveType.GATHER)
-GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
+GPU_PARTS = (
+    TimeCategory.COMPUTE,
+    TimeCategory.RECOMPUTE,
+    TimeCategory.OPTIMIZER,
+    TimeCategory.LAUNCH,
+    TimeCategory.SLOWED,
+)
 EXPERTS = ("model=mixtral-8x22b", "model.layers=2", "layout={dp: 8, ep: 8}", "training.global_batch=8")
 OFFLOADED = ("layout={dp: 8, data: fsdp}", "training.offload={activations: {layers: 1}, optimizer: 50 %}")
 
@@ -38,16 +44,16 @@ OFFLOADED = ("layout={dp: 8, data: fsdp}", "training.offload={activations: {laye
 def written(*overrides: str) -> tuple[SimulationResult, dict[int, list[int]], list[list[Decoded]]]:
     result = simulated(*overrides)
     writer = ChakraWriter(result)
-    decoded = [decode(writer.rank(rank)) for rank in range(result.rank_count)]
+    decoded = [decode(writer.encode_rank(rank)) for rank in range(result.rank_count)]
     assert {version for version, _ in decoded} == {"0.0.4"}
-    return result, writer.groups, [nodes for _, nodes in decoded]
+    return result, writer.ranks_by_group_id, [nodes for _, nodes in decoded]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_of_a_rank_sum_to_what_it_computes(case: str) -> None:
     result, _, ranks = written(*CASES[case])
     for rank, nodes in enumerate(ranks):
-        parts = result.breakdown.of(rank)
+        parts = result.breakdown.rank_seconds(rank)
         expected = 1e6 * result.scenario.steps * sum(parts[part.value] for part in GPU_PARTS)
         assert sum(node.lasting for node in nodes if node.type == COMPUTE) == pytest.approx(expected, abs=1.0, rel=1e-5)
 
@@ -212,11 +218,11 @@ SHARED = ("cost.network=shared", "disturbances.traffic={gpus: [0, 7], bytes: 1 M
 )
 def test_what_the_traces_do_not_say_is_said(overrides: tuple[str, ...], words: list[str]) -> None:
     """A GPU that is slow is so in its kernels' durations."""
-    remarks = ChakraWriter(simulated(*overrides)).remarks
+    remarks = ChakraWriter(simulated(*overrides)).approximations
     assert len(remarks) == len(words)
     assert all(word in remark for word, remark in zip(words, remarks, strict=True))
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, b"\x00"), (1, b"\x01"), (127, b"\x7f"), (300, b"\xac\x02")])
 def test_whole_numbers_are_as_the_format_s_manual_has_them(value: int, expected: bytes) -> None:
-    assert varint(value) == expected
+    assert encode_varint(value) == expected

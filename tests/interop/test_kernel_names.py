@@ -3,72 +3,75 @@
 import pytest
 
 from clustersim.common.dtypes import COMPUTE_DTYPES, DType
-from clustersim.interop.kernel_names import kind_of, label_of
+from clustersim.interop.kernel_names import classify_kernel, make_span_label
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
-from clustersim.report.export.kineto_kernels import called_kernel
-from clustersim.results.profiled_step import SpanKind
+from clustersim.report.export.kineto_kernels import to_kineto_kernel
+from clustersim.results.profiled_step import GpuSpanKind
 from tests.interop.synthetic_profiles import REDUCED
 
 NAMES = {  # from traces of A100, H100, MI250 and V100
-    "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT": SpanKind.PRODUCTS,
+    "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT": GpuSpanKind.MATMUL,
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel":
-        SpanKind.PRODUCTS,
-    "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>(Params)": SpanKind.PRODUCTS,
-    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn": SpanKind.PRODUCTS,
-    "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN": SpanKind.PRODUCTS,
-    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": SpanKind.PRODUCTS,
+        GpuSpanKind.MATMUL,
+    "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>(Params)": GpuSpanKind.MATMUL,
+    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn": GpuSpanKind.MATMUL,
+    "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN": GpuSpanKind.MATMUL,
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": GpuSpanKind.MATMUL,
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t>>":
-        SpanKind.ATTENTION,
-    "void cutlass::device_kernel<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90>>": SpanKind.ATTENTION,
-    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3": SpanKind.ATTENTION,
-    "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<Traits>": SpanKind.NORM,
-    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>": SpanKind.NORM,
-    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0": SpanKind.POINTWISE,
-    "triton_poi_fused__to_copy_mul_silu_3": SpanKind.POINTWISE,
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": SpanKind.POINTWISE,
-    "void at::native::elementwise_kernel<128, 2, direct_copy_kernel_cuda(at::TensorIteratorBase&)>": SpanKind.COPIES,
+        GpuSpanKind.ATTENTION,
+    "void cutlass::device_kernel<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90>>": GpuSpanKind.ATTENTION,
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3": GpuSpanKind.ATTENTION,
+    "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<Traits>": GpuSpanKind.NORM,
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>": GpuSpanKind.NORM,
+    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0": GpuSpanKind.POINTWISE,
+    "triton_poi_fused__to_copy_mul_silu_3": GpuSpanKind.POINTWISE,
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": GpuSpanKind.POINTWISE,
+    "void at::native::elementwise_kernel<128, 2, direct_copy_kernel_cuda(at::TensorIteratorBase&)>": GpuSpanKind.COPIES,
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor>":
-        SpanKind.OPTIMIZER,
-    "void (anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>": SpanKind.LOSS,
-    "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16>": SpanKind.EMBEDDING,
-    "void transformer_engine::cast_fp8_1D_kernel<bf16, fp8e4m3>": SpanKind.COPIES,
-    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": SpanKind.COMMUNICATION,
-    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": SpanKind.COMMUNICATION,
-    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)": SpanKind.COMMUNICATION,
-    "void cub::DeviceRadixSortOnesweepKernel<Policy800>": SpanKind.OTHER,
+        GpuSpanKind.OPTIMIZER,
+    "void (anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>": GpuSpanKind.LOSS,
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16>": GpuSpanKind.EMBEDDING,
+    "void transformer_engine::cast_fp8_1D_kernel<bf16, fp8e4m3>": GpuSpanKind.COPIES,
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": GpuSpanKind.COMMUNICATION,
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": GpuSpanKind.COMMUNICATION,
+    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)": GpuSpanKind.COMMUNICATION,
+    "void cub::DeviceRadixSortOnesweepKernel<Policy800>": GpuSpanKind.OTHER,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_is_known_by_its_name(name: str) -> None:
-    assert kind_of(name, "kernel") is NAMES[name]
+    assert classify_kernel(name, "kernel") is NAMES[name]
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("Memcpy HtoD (Pinned -> Device)", SpanKind.HOST), ("Memcpy DtoH (Device -> Pageable)", SpanKind.HOST),
-        ("Memcpy DtoD (Device -> Device)", SpanKind.COPIES),
+        ("Memcpy HtoD (Pinned -> Device)", GpuSpanKind.HOST), ("Memcpy DtoH (Device -> Pageable)", GpuSpanKind.HOST),
+        ("Memcpy DtoD (Device -> Device)", GpuSpanKind.COPIES),
     ],
 )  # fmt: skip
-def test_copies_to_the_host_are_told_from_those_on_the_device(name: str, kind: SpanKind) -> None:
-    assert kind_of(name, "gpu_memcpy") is kind
+def test_copies_to_the_host_are_told_from_those_on_the_device(name: str, kind: GpuSpanKind) -> None:
+    assert classify_kernel(name, "gpu_memcpy") is kind
 
 
 @pytest.mark.parametrize("kind", list(KernelKind))
 def test_a_kernel_of_a_scenario_has_its_kind_in_every_format(kind: KernelKind) -> None:
-    found = {kind_of(called_kernel(Kernel("x nccl flash", kind, dtype, 0.0, 0.0)).kernel, "kernel") for dtype in DType}
+    found = {
+        classify_kernel(to_kineto_kernel(Kernel("x nccl flash", kind, dtype, 0.0, 0.0)).kernel, "kernel")
+        for dtype in DType
+    }
     assert len(found) == 1
-    assert not found & {SpanKind.OTHER, SpanKind.COMMUNICATION}
+    assert not found & {GpuSpanKind.OTHER, GpuSpanKind.COMMUNICATION}
 
 
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
 def test_a_product_has_its_sizes_in_every_format(dtype: DType) -> None:
     for batch in (1, 4):
         shape = MatmulShape(256, 512, 1024, batch=batch)
-        called = called_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, shape))
-        label = label_of(called.kernel, "kernel", called.device, called.arguments["Input Dims"], {})
-        assert label.product == (512, 256, 1024, batch)
+        called = to_kineto_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, shape))
+        label = make_span_label(called.kernel, "kernel", called.device_arguments, called.arguments["Input Dims"], {})
+        assert label.matmul_shape == (512, 256, 1024, batch)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,7 @@ def test_a_product_has_its_sizes_in_every_format(dtype: DType) -> None:
     ],
 )  # fmt: skip
 def test_sizes_are_those_of_the_operator(dims: object, product: object) -> None:
-    assert label_of("nvjet_tst", "kernel", {}, dims, {}).product == product
+    assert make_span_label("nvjet_tst", "kernel", {}, dims, {}).matmul_shape == product
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,9 @@ def test_sizes_are_those_of_the_operator(dims: object, product: object) -> None:
 )  # fmt: skip
 def test_a_collective_is_what_pytorch_calls_it_or_else_its_kernel(called: str, kernel: str, name: str) -> None:
     arguments = {**REDUCED, "Collective name": called}
-    moved = label_of(f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)", "kernel", arguments, None, {}).moved
+    moved = make_span_label(
+        f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)", "kernel", arguments, None, {}
+    ).collective
     assert moved is not None
     assert moved.name == name
 
@@ -114,9 +119,9 @@ def test_ranks_of_a_group_are_those_of_its_list_where_that_says_them(
     ranks: str, size: int, members: tuple[int, ...]
 ) -> None:
     arguments = {**REDUCED, "Process Group Ranks": ranks, "Group size": size}
-    moved = label_of("ncclDevKernel_AllReduce", "kernel", arguments, None, {}).moved
+    moved = make_span_label("ncclDevKernel_AllReduce", "kernel", arguments, None, {}).collective
     assert moved is not None
     assert moved.members == members
-    configured = label_of("ncclDevKernel_AllReduce", "kernel", arguments, None, {"7": (4, 5)}).moved
+    configured = make_span_label("ncclDevKernel_AllReduce", "kernel", arguments, None, {"7": (4, 5)}).collective
     assert configured is not None
     assert configured.members == (4, 5)

@@ -10,26 +10,32 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.interop.kineto import Traces, is_traces, read_traces
+from clustersim.interop.kineto import ProfilerTraces, is_trace_path, read_traces
 from clustersim.model.kernels import TENSOR_CORE_KINDS, KernelKind
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, ReceiveTask, SendTask
 from clustersim.report.export.write_traces import write_kineto_files
 from clustersim.results.intervals import Intervals
 from clustersim.results.profiled_step import (
-    SPAN_KINDS,
-    SPAN_PARTS,
+    GPU_SPAN_KINDS,
+    STEP_CATEGORIES,
+    GpuSpanKind,
     ProfiledStep,
     RankSpans,
-    SpanKind,
-    SpanPart,
+    StepCategory,
     median_step,
 )
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import Part
+from clustersim.results.time_categories import TimeCategory
 from tests.interop.synthetic_profiles import GEMM, Profile, three_steps
 from tests.report.small_trace import simulated
 
-GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
+GPU_PARTS = (
+    TimeCategory.COMPUTE,
+    TimeCategory.RECOMPUTE,
+    TimeCategory.OPTIMIZER,
+    TimeCategory.LAUNCH,
+    TimeCategory.SLOWED,
+)
 ONE_STAGE = ("layout.pp=1", "layout.dp=4")
 OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
 SHARDED = (*ONE_STAGE, "layout.data=zero3")
@@ -38,7 +44,7 @@ ATTENTION = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWA
 NANOSECOND = 1e-9
 
 
-def imported(folder: Path, result: SimulationResult, ranks: range = range(8)) -> Traces:
+def imported(folder: Path, result: SimulationResult, ranks: range = range(8)) -> ProfilerTraces:
     write_kineto_files(result, folder / "own", ranks)
     return read_traces(folder / "own")
 
@@ -51,14 +57,14 @@ def step_of(folder: Path, result: SimulationResult) -> ProfiledStep:
 def test_a_trace_of_a_scenario_has_its_parts_on_every_rank(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     result = simulated(*overrides)
     step = step_of(tmp_path, result)
-    assert step.seconds == pytest.approx(result.step_time, abs=2 * NANOSECOND)
+    assert step.step_time == pytest.approx(result.step_time, abs=2 * NANOSECOND)
     for rank in step.ranks:
-        parts = result.breakdown.of(rank.rank)
+        parts = result.breakdown.rank_seconds(rank.rank)
         expected = sum(parts[part.value] for part in GPU_PARTS)
-        assert rank.parts[SPAN_PARTS.index(SpanPart.COMPUTE)] == pytest.approx(expected, rel=1e-5)
-        assert rank.parts.sum() == pytest.approx(result.step_time, abs=2 * NANOSECOND)
-        exposed = rank.parts[SPAN_PARTS.index(SpanPart.EXPOSED)]
-        assert exposed == pytest.approx(rank.communication - rank.hidden, abs=NANOSECOND)
+        assert rank.category_seconds[STEP_CATEGORIES.index(StepCategory.COMPUTE)] == pytest.approx(expected, rel=1e-5)
+        assert rank.category_seconds.sum() == pytest.approx(result.step_time, abs=2 * NANOSECOND)
+        exposed = rank.category_seconds[STEP_CATEGORIES.index(StepCategory.EXPOSED)]
+        assert exposed == pytest.approx(rank.comm_seconds - rank.hidden_seconds, abs=NANOSECOND)
 
 
 @pytest.mark.parametrize("overrides", [(), SHARDED])
@@ -70,7 +76,7 @@ def test_span_by_span_a_trace_is_its_scenario(tmp_path: Path, overrides: tuple[s
     result = simulated(*overrides)
     for rank in imported(tmp_path, result).ranks:
         spans = spans_of(result, rank.rank)
-        moves = rank.kind == SPAN_KINDS.index(SpanKind.COMMUNICATION)
+        moves = rank.kind == GPU_SPAN_KINDS.index(GpuSpanKind.COMMUNICATION)
         start, end = rank.start - 1e-3, rank.end - 1e-3  # the host launches 1 ms ahead
         kernels, exchanges = [span for span in spans if span[2]], [item for item in spans if item[3]]
         assert np.sort(start[~moves]) == pytest.approx(sorted(element[0] for element in kernels), abs=NANOSECOND)
@@ -125,12 +131,12 @@ def test_kinds_of_kernels_are_those_of_the_scenario(tmp_path: Path, overrides: t
                 else "O"
             )
             expected[word] += lasting
-        seconds = dict(zip(SPAN_KINDS, rank.kinds()[1].tolist(), strict=True))
-        assert seconds[SpanKind.ATTENTION] == pytest.approx(expected["A"], rel=1e-5)
-        assert seconds[SpanKind.PRODUCTS] == pytest.approx(expected["P"], rel=1e-5)
-        rest = sum(seconds[kind] for kind in SPAN_KINDS[2:9])
+        seconds = dict(zip(GPU_SPAN_KINDS, rank.kind_totals()[1].tolist(), strict=True))
+        assert seconds[GpuSpanKind.ATTENTION] == pytest.approx(expected["A"], rel=1e-5)
+        assert seconds[GpuSpanKind.MATMUL] == pytest.approx(expected["P"], rel=1e-5)
+        rest = sum(seconds[kind] for kind in GPU_SPAN_KINDS[2:9])
         assert rest == pytest.approx(expected["O"], rel=1e-4)
-        assert seconds[SpanKind.OTHER] == 0.0
+        assert seconds[GpuSpanKind.OTHER] == 0.0
 
 
 @pytest.mark.parametrize("overrides", [(), SHARDED])
@@ -146,12 +152,16 @@ def test_collectives_are_those_of_the_program(tmp_path: Path, overrides: tuple[s
                 size = result.program.groups[exchange.comm_group].members.shape[1]
                 assert isinstance(task, (ComputeTask, CollectiveTask, SendTask, ReceiveTask))
                 expected[exchange.collective.value, size, round(exchange.payload / 2 / size)] += 1
-        sums = rank.by_label()[0]
+        sums = rank.label_totals()[0]
         found: Counter[tuple[str, int, float]] = Counter()
         for label, count in zip(rank.spans.labels, sums.tolist(), strict=True):
-            if label.moved is not None:
-                found[label.moved.name, label.moved.ranks, round(label.moved.payload / 2 / label.moved.ranks)] += count
-                assert rank.rank in label.moved.members
+            if label.collective is not None:
+                found[
+                    label.collective.name,
+                    label.collective.group_size,
+                    round(label.collective.payload / 2 / label.collective.group_size),
+                ] += count
+                assert rank.rank in label.collective.members
         assert found == expected
         assert CollectiveType.ALL_REDUCE.value in {name for name, _, _ in found}
 
@@ -160,28 +170,28 @@ def test_of_several_steps_the_median_one_is_taken(tmp_path: Path) -> None:
     result = simulated("steps=4")
     traces = imported(tmp_path, result)
     step = median_step(traces.ranks)
-    assert traces.ranks[0].numbers == (0, 1, 2, 3)
+    assert traces.ranks[0].step_numbers == (0, 1, 2, 3)
     assert len(step.step_times) == 3
-    assert step.seconds == pytest.approx(float(np.median(result.step_times)), rel=1e-6)
+    assert step.step_time == pytest.approx(float(np.median(result.step_times)), rel=1e-6)
 
 
 def test_what_was_measured_is_read_as_it_was_made(tmp_path: Path) -> None:
     """Kernels run after the host's mark of their step has ended, and belong to it all the same."""
     traces = read_traces(three_steps().write(tmp_path / "trace.json"))
     (spans,) = traces.ranks
-    assert (traces.world, traces.device, traces.shapes) == (1, "NVIDIA H100 80GB HBM3", True)
-    assert spans.numbers == (5, 6, 7, 8)
-    assert spans.step.tolist() == [step for step in range(4) for _ in range(3)]
+    assert (traces.world_size, traces.device_name, traces.has_shapes) == (1, "NVIDIA H100 80GB HBM3", True)
+    assert spans.step_numbers == (5, 6, 7, 8)
+    assert spans.step_index.tolist() == [step for step in range(4) for _ in range(3)]
     step = median_step(traces.ranks)
-    assert step.number == 7
+    assert step.step_number == 7
     assert step.step_times == pytest.approx([100e-6, 140e-6, 120e-6])
-    assert step.parts == pytest.approx([60e-6, 20e-6, 5e-6, 35e-6])
-    assert (step.communication, step.hidden) == pytest.approx((40e-6, 20e-6))
-    assert step.streams()[20] == pytest.approx([0.0, 40e-6, 0.0, 80e-6])
-    ((moved, counted),) = step.collectives().items()
-    assert (moved.name, moved.ranks, moved.payload) == ("all_reduce", 2, 2048.0)
+    assert step.category_seconds == pytest.approx([60e-6, 20e-6, 5e-6, 35e-6])
+    assert (step.comm_seconds, step.hidden_seconds) == pytest.approx((40e-6, 20e-6))
+    assert step.stream_seconds()[20] == pytest.approx([0.0, 40e-6, 0.0, 80e-6])
+    ((moved, counted),) = step.collective_totals().items()
+    assert (moved.name, moved.group_size, moved.payload) == ("all_reduce", 2, 2048.0)
     assert counted == pytest.approx([1.0, 40e-6])
-    assert list(step.products()) == [(64, 16, 32, 1)]
+    assert list(step.matmul_totals()) == [(64, 16, 32, 1)]
 
 
 def test_what_began_in_the_step_before_counts_in_part(tmp_path: Path) -> None:
@@ -190,16 +200,16 @@ def test_what_began_in_the_step_before_counts_in_part(tmp_path: Path) -> None:
         profile.kernel(GEMM, begin, begin + 10.0, 30.0)
     profile.kernel("void at::native::vectorized_elementwise_kernel<4>", 60.0, 90.0, 50.0, stream=9)
     step = median_step(read_traces(profile.write(tmp_path / "trace.json")).ranks)
-    assert step.number == 0
-    assert step.parts == pytest.approx([50e-6, 0.0, 0.0, 50e-6])
+    assert step.step_number == 0
+    assert step.category_seconds == pytest.approx([50e-6, 0.0, 0.0, 50e-6])
     after = median_step([replaced(read_traces(tmp_path / "trace.json").ranks[0])])
-    assert after.kinds[1][SPAN_KINDS.index(SpanKind.POINTWISE)] == pytest.approx(30e-6)
-    assert after.kinds[0][SPAN_KINDS.index(SpanKind.POINTWISE)] == 0.0
+    assert after.kind_totals[1][GPU_SPAN_KINDS.index(GpuSpanKind.POINTWISE)] == pytest.approx(30e-6)
+    assert after.kind_totals[0][GPU_SPAN_KINDS.index(GpuSpanKind.POINTWISE)] == 0.0
 
 
 def replaced(spans: RankSpans) -> RankSpans:
     """Without its first step."""
-    return replace(spans, numbers=spans.numbers[1:], step=np.maximum(spans.step - 1, -1))
+    return replace(spans, step_numbers=spans.step_numbers[1:], step_index=np.maximum(spans.step_index - 1, -1))
 
 
 def test_clocks_of_several_ranks_have_one_origin(tmp_path: Path) -> None:
@@ -211,7 +221,7 @@ def test_clocks_of_several_ranks_have_one_origin(tmp_path: Path) -> None:
         profile.kernel(GEMM, 5e6 - base / 1000, 5e6 + 10.0 + 20.0 * rank - base / 1000, 50.0)
         profile.write(folder / f"{rank}.json")
     step = median_step(read_traces(folder).ranks)
-    assert step.seconds == pytest.approx(70e-6, abs=2e-9)
+    assert step.step_time == pytest.approx(70e-6, abs=2e-9)
 
 
 def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
@@ -220,18 +230,18 @@ def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     first, second = (read_traces(path).ranks[0] for path in (plain, packed))
     assert first.start.tolist() == second.start.tolist()
-    assert is_traces(packed)
-    assert is_traces(plain)
-    assert is_traces(tmp_path)
-    assert not is_traces(tmp_path / "plan.yaml")
+    assert is_trace_path(packed)
+    assert is_trace_path(plain)
+    assert is_trace_path(tmp_path)
+    assert not is_trace_path(tmp_path / "plan.yaml")
 
 
 def test_intervals_of_all_kernels_are_never_more_than_the_step(tmp_path: Path) -> None:
     for rank in step_of(tmp_path, simulated()).ranks:
         zeros = np.zeros(len(rank.spans.start), dtype=np.int64)
-        busy = Intervals(zeros, rank.spans.start, rank.spans.end).joined().seconds.sum()
-        assert busy == pytest.approx(rank.parts[:3].sum(), rel=1e-9)
-        assert busy <= rank.seconds
+        busy = Intervals(zeros, rank.spans.start, rank.spans.end).merge_overlapping().seconds.sum()
+        assert busy == pytest.approx(rank.category_seconds[:3].sum(), rel=1e-9)
+        assert busy <= rank.step_time
 
 
 def broken(**changes: object) -> dict[str, object]:
@@ -276,8 +286,8 @@ def test_what_joins_no_events_joins_none(tmp_path: Path, key: str) -> None:
     for event in profile.events:
         event["args"] = {**event.get("args", {}), key: [1, 2]}
     traces = read_traces(profile.write(tmp_path / "trace.json"))
-    assert len(traces.ranks[0].numbers) > 1
-    assert traces.shapes is (key == "correlation")
+    assert len(traces.ranks[0].step_numbers) > 1
+    assert traces.has_shapes is (key == "correlation")
 
 
 def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
@@ -299,4 +309,4 @@ def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
 
 def test_a_mark_behind_which_nothing_was_launched_is_no_step(tmp_path: Path) -> None:
     profile = three_steps().step(9, 5000.0, 10.0)
-    assert read_traces(profile.write(tmp_path / "trace.json")).ranks[0].numbers == (5, 6, 7, 8)
+    assert read_traces(profile.write(tmp_path / "trace.json")).ranks[0].step_numbers == (5, 6, 7, 8)

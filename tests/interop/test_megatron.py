@@ -7,8 +7,8 @@ import pytest
 
 from clustersim import simulate
 from clustersim.common.errors import InputError
-from clustersim.interop.megatron_import import read_megatron
-from clustersim.interop.model_equivalence import alike
+from clustersim.interop.megatron_import import import_megatron
+from clustersim.interop.model_equivalence import models_equivalent
 from clustersim.model.layer_stack import MoeMlp, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import parameter_count
@@ -67,7 +67,7 @@ SMALL += "--micro-batch-size 1 --vocab-size 1000 --bf16 "
 
 
 def read(text: str, gpus: int | None = None) -> dict[str, Any]:
-    return dict(read_megatron(text, "run", gpus=gpus).mapping)
+    return dict(import_megatron(text, "run", gpu_count=gpus).mapping)
 
 
 def whole_windows(arguments: str) -> list[int | None]:
@@ -77,7 +77,7 @@ def whole_windows(arguments: str) -> list[int | None]:
 
 
 def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
-    found = read_megatron(SCRIPT, "run")
+    found = import_megatron(SCRIPT, "run")
     scenario = Scenario.from_mapping(found.mapping)
     assert parameter_count(scenario.model) == parameter_count(load_preset("llama3-8b"))
     layout = scenario.layout
@@ -85,7 +85,7 @@ def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
     assert scenario.cluster.gpu_count == 32
     assert found.mapping["schedule"] == {"interleaved": {"chunks": 4}}
     assert found.mapping["training"]["precision"] == {"compute": "fp8"}
-    assert (found.passed_over, found.assumed) == ((), ())
+    assert (found.ignored_arguments, found.assumptions) == ((), ())
     assert simulate(scenario).step_time > 0.0
 
 
@@ -100,8 +100,8 @@ def test_latent_attention_and_experts_are_deepseek_v3() -> None:
 @pytest.mark.parametrize("name", MEGATRON)
 def test_the_repository_s_examples_are_read_whole(name: str) -> None:
     text, gpus = MEGATRON[name]
-    found = read_megatron(text, "run", gpus=gpus)
-    assert found.passed_over == ()
+    found = import_megatron(text, "run", gpu_count=gpus)
+    assert found.ignored_arguments == ()
     assert Scenario.from_mapping(found.mapping).layout.world_size == gpus
 
 
@@ -258,9 +258,9 @@ def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
     --normalization RMSNorm --untie-embeddings-and-output-weights --position-embedding-type rope --enable-gpt-oss
     --moe-token-dispatcher-type alltoall --micro-batch-size 1 --seq-length 4096 --bf16 --hidden-dropout 0
     --attention-dropout 0"""
-    found = read_megatron(text, "run", gpus=8)
-    assert alike(Scenario.from_mapping(found.mapping).model, load_preset("gpt-oss-20b"))
-    assert found.passed_over == ("--enable-gpt-oss",)
+    found = import_megatron(text, "run", gpu_count=8)
+    assert models_equivalent(Scenario.from_mapping(found.mapping).model, load_preset("gpt-oss-20b"))
+    assert found.ignored_arguments == ("--enable-gpt-oss",)
 
 
 @pytest.mark.parametrize(
@@ -332,13 +332,15 @@ def test_arguments_of_variables_and_arithmetic(script: str) -> None:
 
 
 def test_what_no_key_says_is_named() -> None:
-    found = read_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpus=1)
-    assert found.passed_over == ("--use-something-new",)
+    found = import_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpu_count=1)
+    assert found.ignored_arguments == ("--use-something-new",)
 
 
 def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
     """Not those that are told apart by a word, as Megatron-LM has many."""
-    found = read_megatron(SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpus=1).passed_over
+    found = import_megatron(
+        SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpu_count=1
+    ).ignored_arguments
     named = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
     assert found == (named, "--moe-router-topk-limit")
 
@@ -355,16 +357,16 @@ def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
     ],
 )
 def test_cuda_graphs(arguments: str, captured: str) -> None:
-    found = read_megatron(SMALL + arguments, "run", gpus=1)
+    found = import_megatron(SMALL + arguments, "run", gpu_count=1)
     assert Scenario.from_mapping(found.mapping).framework.graph_capture.value == captured
     named = captured == "nothing" and "scope" in arguments
-    assert found.passed_over == (("--cuda-graph-scope",) if named else ())
+    assert found.ignored_arguments == (("--cuda-graph-scope",) if named else ())
 
 
 def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
-    found = read_megatron(SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpus=1)
+    found = import_megatron(SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpu_count=1)
     assert found.mapping["model"]["vocab"] == 32000
-    assert any("32,000" in item for item in found.assumed)
+    assert any("32,000" in assumption for assumption in found.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -414,5 +416,5 @@ def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
 )
 def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)) as refused:
-        read_megatron(text, "run")
+        import_megatron(text, "run")
     assert str(refused.value).startswith("run: ")

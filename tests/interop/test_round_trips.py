@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.interop.export import Exported, export, open_keys
-from clustersim.interop.model_equivalence import alike
-from clustersim.interop.registry import READERS, WRITERS
+from clustersim.interop.export import ExportResult, differing_keys, export_scenario
+from clustersim.interop.model_equivalence import models_equivalent
+from clustersim.interop.registry import EXPORTERS, IMPORTERS
 from clustersim.interop.torchtitan_flavors import FLAVORS
 from clustersim.scenario import Scenario
 from tests.interop.repository_examples import MEGATRON, TORCHTITAN
@@ -19,16 +19,16 @@ from tests.strategies import mappings
 
 
 def imported(program: str, text: str, gpus: int) -> Scenario:
-    return Scenario.from_mapping(READERS[program](text, "run", "dgx-h100", gpus).mapping, default_name="run")
+    return Scenario.from_mapping(IMPORTERS[program](text, "run", "dgx-h100", gpus).mapping, default_name="run")
 
 
-def exported(program: str, scenario: Scenario) -> Exported:
-    return export(scenario, WRITERS[program])
+def exported(program: str, scenario: Scenario) -> ExportResult:
+    return export_scenario(scenario, EXPORTERS[program])
 
 
 def again(program: str, scenario: Scenario) -> Scenario:
     """A scenario by way of its arguments, on its own cluster."""
-    found = READERS[program](exported(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size)
+    found = IMPORTERS[program](exported(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size)
     mapping = {key: value for key, value in scenario.to_mapping().items() if key not in found.mapping}
     return Scenario.from_mapping({**mapping, **found.mapping, "cluster": scenario.to_mapping()["cluster"]})
 
@@ -36,11 +36,11 @@ def again(program: str, scenario: Scenario) -> Scenario:
 def assert_comes_back(program: str, scenario: Scenario) -> None:
     """Nothing of what arguments said is lost or changed on the way out and in."""
     out = exported(program, scenario)
-    assert out.remarks == ()
+    assert out.differences == ()
     back = imported(program, out.text, scenario.layout.world_size)
-    assert alike(back.model, scenario.model)
-    assert list(open_keys(scenario, back)) == []
-    assert WRITERS[program].text(back) == WRITERS[program].text(scenario)
+    assert models_equivalent(back.model, scenario.model)
+    assert list(differing_keys(scenario, back)) == []
+    assert EXPORTERS[program].render(back) == EXPORTERS[program].render(scenario)
 
 
 @pytest.mark.parametrize("name", MEGATRON)
@@ -150,7 +150,7 @@ def toml(value: object) -> str:
 
 @st.composite
 def torchtitan_jobs(draw: st.DrawFn) -> str:
-    tiny = [flavor for flavor in FLAVORS if flavor.flavor.startswith("debug")]
+    tiny = [model_flavor for model_flavor in FLAVORS if model_flavor.flavor.startswith("debug")]
     model = draw(st.sampled_from(tiny))
     drawn = {key: draw(st.sampled_from(values)) for key, values in TITAN_DEGREES.items()}
     keys = [f"{key} = {toml(value)}" for key, value in drawn.items() if value is not None]
@@ -188,7 +188,9 @@ def asked_for(draw: st.DrawFn, program: str) -> Scenario:
     if draw(st.integers(0, 9)):
         del layout["order"]
     if program == "torchtitan" and draw(st.integers(0, 9)):
-        mapping["model"] = dict(next(flavor for flavor in FLAVORS if flavor.flavor == "debugmodel").section)
+        mapping["model"] = dict(
+            next(model_flavor for model_flavor in FLAVORS if model_flavor.flavor == "debugmodel").model_section
+        )
         layout |= {"sequence_parallel": True, "data": draw(st.sampled_from(["fsdp", "ddp"]))}
         layout |= {key: 1 for key in ("ep", "etp") if key in layout}
         mapping["training"]["recompute"] = draw(st.sampled_from(["none", "full", "selective_op", {"layers": 2}]))
@@ -199,7 +201,7 @@ def asked_for(draw: st.DrawFn, program: str) -> Scenario:
         raise
 
 
-@pytest.mark.parametrize("program", WRITERS)
+@pytest.mark.parametrize("program", EXPORTERS)
 @LAW
 @given(data=st.data())
 def test_what_does_not_come_back_is_named(program: str, data: st.DataObject) -> None:
@@ -211,17 +213,17 @@ def test_what_does_not_come_back_is_named(program: str, data: st.DataObject) -> 
         assert len(str(error).splitlines()) == 1
         return
     back = again(program, scenario)
-    asked = scenario.with_overrides(f"framework={WRITERS[program].framework}")
-    named = {remark.partition(":")[0] for remark in out.remarks}
-    assert {key for key, *_ in open_keys(asked, back)} <= named
+    asked = scenario.with_overrides(f"framework={EXPORTERS[program].framework}")
+    named = {difference.partition(":")[0] for difference in out.differences}
+    assert {key for key, *_ in differing_keys(asked, back)} <= named
     assert (asked.model.layer_count, asked.layout.degrees) == (back.model.layer_count, back.layout.degrees)
-    assert all(f"# not said here: {item}" in out.text for item in out.remarks)
+    assert all(f"# not said here: {item}" in out.text for item in out.differences)
 
 
 def test_a_default_that_neither_writes_is_named() -> None:
     """Here what the framework does beside the model, which arguments do not say, field by field."""
     scenario = Scenario.from_mapping({**PLAN, "framework": "megatron"}, ["training.overheads=none"])
-    named = [remark.partition(":")[0] for remark in exported("megatron", scenario).remarks]
+    named = [difference.partition(":")[0] for difference in exported("megatron", scenario).differences]
     assert "training.overheads.zeroing" in named
     assert len(named) == len(set(named))
 

@@ -10,10 +10,10 @@ import pytest
 
 from clustersim import simulate
 from clustersim.common.errors import InputError
-from clustersim.interop.model_equivalence import alike
-from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_of, model_of
-from clustersim.interop.torchtitan_import import read_torchtitan
-from clustersim.interop.torchtitan_pipeline import dealt
+from clustersim.interop.model_equivalence import models_equivalent
+from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_model, matching_flavor
+from clustersim.interop.torchtitan_import import import_torchtitan
+from clustersim.interop.torchtitan_pipeline import torchtitan_layer_split
 from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import parameter_count
@@ -29,7 +29,7 @@ MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 
 
 def read(text: str, gpus: int | None = None) -> dict[str, Any]:
-    return dict(read_torchtitan(text, "job", gpus=gpus).mapping)
+    return dict(import_torchtitan(text, "job", gpu_count=gpus).mapping)
 
 
 def scenario(text: str, gpus: int | None = None) -> Scenario:
@@ -43,10 +43,10 @@ def parallelism(keys: str, model: str = MODEL) -> str:
 @pytest.mark.parametrize("name", TORCHTITAN)
 def test_the_examples_are_read_whole(name: str) -> None:
     text, gpus, known = TORCHTITAN[name]
-    found = read_torchtitan(text, name, gpus=gpus)
+    found = import_torchtitan(text, name, gpu_count=gpus)
     made = Scenario.from_mapping(found.mapping)
     assert made.layout.world_size == gpus
-    assert found.passed_over == ()
+    assert found.ignored_arguments == ()
     if known is not None:
         assert parameter_count(made.model) == parameter_count(load_preset(known))
 
@@ -75,7 +75,7 @@ def test_a_published_run_is_the_same_by_its_job_and_by_its_row() -> None:
         if read_case.text("case_id") == "titan-T1-fsdp+compile"
     )
     mine, theirs = scenario(job), Scenario.from_mapping(scenario_mapping(row))
-    assert alike(mine.model, theirs.model)
+    assert models_equivalent(mine.model, theirs.model)
     assert replace(mine.layout, backward_overlap=False) == theirs.layout
     assert replace(mine.training, attention=theirs.training.attention) == theirs.training
 
@@ -140,7 +140,7 @@ def test_schedules_have_their_stages(name: str, ours: str, chunks: int) -> None:
 @pytest.mark.parametrize(("layers", "stages"), [(32, 4), (126, 16), (80, 16), (61, 8), (6, 2), (3, 5)])
 def test_layers_are_dealt_evenly_with_the_ends(layers: int, stages: int) -> None:
     """With embedding and head as a layer each no two stages differ by more than one, the longer ones first."""
-    counts = dealt(layers, stages)
+    counts = torchtitan_layer_split(layers, stages)
     assert counts is not None
     slots = [counts[0] + 1, *counts[1:-1], counts[-1] + 1]
     assert sum(counts) == layers
@@ -207,18 +207,18 @@ def test_what_no_key_says_is_named_where_it_has_an_effect() -> None:
     text = MODEL + "[optimizer]\nimplementation = 'for-loop'\n[fault_tolerance]\nenable = true\n[parallelism]\n"
     text += "context_parallel_rotate_method = 'alltoall'\n"
     named = ("[optimizer] implementation", "[fault_tolerance]")
-    assert read_torchtitan(text, "job", gpus=4).passed_over == named
-    found = read_torchtitan(f"{text}context_parallel_degree = 2", "job", gpus=4).passed_over
+    assert import_torchtitan(text, "job", gpu_count=4).ignored_arguments == named
+    found = import_torchtitan(f"{text}context_parallel_degree = 2", "job", gpu_count=4).ignored_arguments
     assert set(found) == {*named, "[parallelism] context_parallel_rotate_method"}
 
 
 @pytest.mark.parametrize("flavor", FLAVORS, ids=lambda each: f"{each.name} {each.flavor}")
 def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
     """And by its attention, where models are the same with masks between documents and without."""
-    found = flavor_of(model_of(flavor), flavor.attention)
+    found = matching_flavor(flavor_model(flavor), flavor.attention)
     assert found is not None
     assert (found.name, found.attention) == (flavor.name, flavor.attention)
-    assert model_of(found).stack == model_of(flavor).stack
+    assert flavor_model(found).stack == flavor_model(flavor).stack
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,11 @@ def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
 )  # fmt: skip
 def test_flavors_have_as_many_parameters_as_their_papers_say(name: str, flavor: str, billions: float) -> None:
     """Llama 4 without its vision part (109 B and 400 B in all)."""
-    made = next(model_of(item) for item in FLAVORS if (item.name, item.flavor) == (name, flavor))
+    made = next(
+        flavor_model(model_flavor)
+        for model_flavor in FLAVORS
+        if (model_flavor.name, model_flavor.flavor) == (name, flavor)
+    )
     assert parameter_count(made) / 1e9 == pytest.approx(billions, rel=0.007)
 
 
@@ -296,10 +300,10 @@ REFUSED = [
 def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
     whole = text if "[model" in text or not text.startswith("[") else MODEL + text
     with pytest.raises(InputError, match=re.escape(said)) as refused:
-        read_torchtitan(whole, "job", gpus=8)
+        import_torchtitan(whole, "job", gpu_count=8)
     assert str(refused.value).startswith("job: ")
 
 
 def test_where_nothing_says_how_many_gpus_it_is_asked_for() -> None:
     with pytest.raises(InputError, match="give --gpus, a multiple of replicate 1 x cp 1 x tp 2 x pp 1 = 2"):
-        read_torchtitan(parallelism("tensor_parallel_degree = 2"), "job")
+        import_torchtitan(parallelism("tensor_parallel_degree = 2"), "job")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from clustersim.build import build_simulation
 from clustersim.program.task import CollectiveTask, SendTask
 from tests.conftest import examples
@@ -23,7 +23,7 @@ STAGES = {**WIDE, "layout": {"tp": 8, "pp": 2, "dp": 1, "sequence_parallel": Tru
 OUT = ("nic0.0", "leaf0.0")
 
 
-def result(given: dict[str, Any] = WIDE, **disturbances: Any) -> Result:
+def result(given: dict[str, Any] = WIDE, **disturbances: Any) -> RenderedResult:
     return simulate(Scenario.from_mapping({**given, "disturbances": disturbances}))
 
 
@@ -94,14 +94,14 @@ def test_what_comes_later_or_is_nothing_changes_nothing(when: dict[str, str]) ->
     same(beside.trace, result().trace, relative=1e-12)
 
 
-def rows_of(found: Result, kind: type[CollectiveTask | SendTask]) -> list[int]:
+def rows_of(found: RenderedResult, kind: type[CollectiveTask | SendTask]) -> list[int]:
     """Trace rows of the first rank's collectives or messages, longest last."""
     trace, tasks = found.trace, found.program.programs[0].tasks
     rows = [row for row in trace.rank_events(0).tolist() if isinstance(tasks[int(trace.task[row])], kind)]
     return sorted(rows, key=lambda row: float(trace.end[row] - trace.start[row]))
 
 
-def first_message(found: Result) -> tuple[float, float]:
+def first_message(found: RenderedResult) -> tuple[float, float]:
     """When the first rank's first one begins, and how long it takes."""
     trace = found.trace
     row = min(rows_of(found, SendTask), key=lambda each: float(trace.start[each]))

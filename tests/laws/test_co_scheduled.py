@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from clustersim import Result, Scenario, simulate, simulation
+from clustersim import RenderedResult, Scenario, simulate, simulation
 from clustersim.build import build_simulation
 from clustersim.engine import co_scheduled
 from clustersim.program.task import ComputeTask, SendTask, Stream
-from clustersim.results.co_located_jobs import lasts
+from clustersim.results.co_located_jobs import last_full_load_time
 from clustersim.results.simulation_result import SimulationResult
 from tests.conftest import examples
 from tests.engine.network.recording_network import Watched
@@ -43,7 +43,7 @@ def on(nodes: list[int], job: dict[str, Any], fabric: dict[str, Any], **more: An
     return {**job, "cluster": {"name": "dgx-h100", "gpus": 2, "fabric": fabric, "placement": {"order": order}}, **more}
 
 
-def result(mine: dict[str, Any], *theirs: dict[str, Any], **job: Any) -> Result:
+def result(mine: dict[str, Any], *theirs: dict[str, Any], **job: Any) -> RenderedResult:
     """A step beside other jobs; job: what else is said of them."""
     jobs = [{"scenario": their, **job} for their in theirs]
     return simulate(Scenario.from_mapping({**mine, "disturbances": {"jobs": jobs}}))
@@ -77,9 +77,9 @@ def alike(one: SimulationResult, other: SimulationResult, *, relative: float = 1
     """Assert that all jobs did the same."""
     same(one.trace, other.trace, relative=relative)
     for mine, theirs in zip(one.co_located_jobs, other.co_located_jobs, strict=True):
-        same(mine.rows.trace, theirs.rows.trace, relative=relative)
-        assert mine.alone == pytest.approx(theirs.alone, rel=relative)
-        assert mine.ended == theirs.ended
+        same(mine.trace_table.trace, theirs.trace_table.trace, relative=relative)
+        assert mine.isolated_step_times == pytest.approx(theirs.isolated_step_times, rel=relative)
+        assert mine.ended_steps == theirs.ended_steps
 
 
 def felt(found: SimulationResult) -> bool:
@@ -129,7 +129,7 @@ def test_the_same_jobs_give_the_same_bytes(scenario: Scenario) -> None:
     for again in (simulate(scenario), simulate(Scenario.from_mapping(scenario.to_mapping()))):
         assert pickle.dumps((again.trace, again.step_time)) == pickle.dumps((first.trace, first.step_time))
         assert [co_located_job.to_json() for co_located_job in again.co_located_jobs] == [
-            neighbour.to_json() for neighbour in first.co_located_jobs
+            item.to_json() for item in first.co_located_jobs
         ]
 
 
@@ -143,18 +143,18 @@ def test_jobs_that_share_no_link_change_nothing(job: dict[str, Any], start: str)
     alone = simulate(replace(beside.scenario, co_scheduled_jobs=()))
     same(beside.trace, alone.trace)
     (job_beside,) = beside.co_located_jobs
-    assert job_beside.step_times.tolist() == job_beside.alone.tolist()
+    assert job_beside.step_times.tolist() == job_beside.isolated_step_times.tolist()
 
 
 def test_jobs_that_begin_later_change_nothing() -> None:
     beside = result(on([0, 2], REPLICAS, UNITS), on([1, 3], REPLICAS, UNITS), start="10 s")
     same(beside.trace, simulate(replace(beside.scenario, co_scheduled_jobs=())).trace)
     (other,) = beside.co_located_jobs
-    assert (other.ended, len(other.step_times)) == (0, 1)
-    assert other.longer == pytest.approx(0.0, abs=1e-12)
+    assert (other.ended_steps, len(other.step_times)) == (0, 1)
+    assert other.slowdown == pytest.approx(0.0, abs=1e-12)
 
 
-def message(found: Result) -> tuple[float, float, float]:
+def message(found: RenderedResult) -> tuple[float, float, float]:
     """When the first message begins, its latency, and how long its bytes move."""
     start, whole = first_message(found)
     sent = next(task for task in found.program.programs[0].tasks if isinstance(task, SendTask))
@@ -221,7 +221,10 @@ def test_whichever_of_two_is_this_job_steps_take_as_long(batch: int, overlap: bo
     one, other = on([0, 2], short, UNITS), on([1, 3], long, UNITS)
     mine, theirs = result(one, other), result(other, one)
     (left,), (right,) = mine.co_located_jobs, theirs.co_located_jobs
-    assert (mine.isolated_step_time, theirs.isolated_step_time) == (right.alone[0], left.alone[0])
+    assert (mine.isolated_step_time, theirs.isolated_step_time) == (
+        right.isolated_step_times[0],
+        left.isolated_step_times[0],
+    )
     assert felt(mine)
     assert felt(theirs)
     if left.step_times[0] <= mine.step_time:
@@ -237,10 +240,10 @@ def test_others_go_on_until_this_job_is_done() -> None:
     long = {**REPLICAS, "training": {"sequence": 1024, "global_batch": 48}}
     beside = result(on([0, 2], long, UNITS), on([1, 3], REPLICAS, UNITS))
     (other,) = beside.co_located_jobs
-    assert other.ended == len(other.step_times) == len(other.alone) > 2
+    assert other.ended_steps == len(other.step_times) == len(other.isolated_step_times) > 2
     assert float(other.step_times.sum()) <= beside.step_time
-    assert other.rows.trace.makespan >= beside.step_time * (1 - 1e-9)
-    assert other.longer > 0.0
+    assert other.trace_table.trace.makespan >= beside.step_time * (1 - 1e-9)
+    assert other.slowdown > 0.0
 
 
 def test_links_carry_what_all_jobs_put_on_them() -> None:
@@ -248,12 +251,12 @@ def test_links_carry_what_all_jobs_put_on_them() -> None:
     beside = result(on([0, 2], REPLICAS, UNITS), on([1, 3], REPLICAS, UNITS))
     alone = simulate(replace(beside.scenario, co_scheduled_jobs=()))
     (mine, theirs), up = (("nic0.0", "leaf0.0"), ("nic1.0", "leaf0.0")), ("leaf0.0", "spine0.0")
-    carried = beside.link_loads(mine, theirs, up, bins=7).carried
-    own = alone.link_loads(mine, theirs, up, bins=7).carried
+    carried = beside.link_loads(mine, theirs, up, bins=7).total_bytes
+    own = alone.link_loads(mine, theirs, up, bins=7).total_bytes
     assert own[1] == 0.0 < own[0]
     assert carried == pytest.approx([own[0], own[0], 2 * own[2]], rel=1e-9)
     later = result(on([0, 2], REPLICAS, UNITS), on([1, 3], REPLICAS, UNITS), start="10 s")
-    assert later.link_loads(mine, theirs, bins=7).carried == pytest.approx([own[0], 0.0], rel=1e-9)
+    assert later.link_loads(mine, theirs, bins=7).total_bytes == pytest.approx([own[0], 0.0], rel=1e-9)
 
 
 @given(crowds(), st.sampled_from([lambda _: 1, lambda steps: steps + 2]))
@@ -268,11 +271,11 @@ def test_it_does_not_matter_how_many_steps_of_others_are_tried_first(
         found = simulate(scenario)
     same(found.trace, usual.trace)
     (mine,), (other,) = found.co_located_jobs, usual.co_located_jobs
-    steps = min(mine.rows.steps, other.rows.steps)
-    event(f"as many: {mine.rows.steps == other.rows.steps}")
+    steps = min(mine.trace_table.step_count, other.trace_table.step_count)
+    event(f"as many: {mine.trace_table.step_count == other.trace_table.step_count}")
     event(f"several: {steps > 1}")
-    assert mine.ended == other.ended
-    if other.ended:
+    assert mine.ended_steps == other.ended_steps
+    if other.ended_steps:
         assert mine.step_times.tolist() == other.step_times.tolist()
 
 
@@ -286,7 +289,7 @@ def test_no_rank_wants_for_a_further_step_before_a_job_is_said_to_last(data: str
     )
     later = twice.trace_table.tasks.step[twice.trace_table.entry] == 1
     begins = float(twice.trace.start[later & (twice.trace.stream != Stream.RECEIVE)].min())
-    until = lasts(once.trace, once.program)
+    until = last_full_load_time(once.trace, once.program)
     assert until < once.step_time * (1 - 1e-3)
     assert until <= begins * (1 + 1e-12)
     assert begins < once.step_time * (1 - 1e-3)

@@ -91,7 +91,7 @@ def test_every_answer_adds_up_where_something_is_wrong(scenario: Scenario) -> No
     result = simulate(scenario)
     check_trace(result.trace, result.program)
     for rank in range(result.rank_count):
-        parts = result.breakdown.of(rank)
+        parts = result.breakdown.rank_seconds(rank)
         assert sum(parts.values()) == pytest.approx(result.step_time, rel=1e-9)
         assert min(parts.values()) >= -1e-9 * result.step_time
     assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time, rel=1e-9)

@@ -5,14 +5,20 @@ from hypothesis import event, given
 
 from clustersim import Scenario, simulate
 from clustersim.engine.engine import simulate_program
-from clustersim.results.time_categories import Part
+from clustersim.results.time_categories import TimeCategory
 from clustersim.symmetry.refinement import singleton_classes
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold, scenarios
 
-WORK = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.EXPOSED_TP, Part.EXPOSED_CP)
+WORK = (
+    TimeCategory.COMPUTE,
+    TimeCategory.RECOMPUTE,
+    TimeCategory.OPTIMIZER,
+    TimeCategory.EXPOSED_TP,
+    TimeCategory.EXPOSED_CP,
+)
 
 
 @given(costed())
@@ -56,11 +62,13 @@ def test_the_answer_does_not_depend_on_folding(scenario: Scenario) -> None:
     """
     folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     for rank in range(every.rank_count):
-        mine, other = folded.breakdown.of(rank), every.breakdown.of(rank)
+        mine, other = folded.breakdown.rank_seconds(rank), every.breakdown.rank_seconds(rank)
         for part in WORK:
             assert abs(mine[part.value] - other[part.value]) <= 1e-6 * every.step_time, (rank, part)
         assert sum(mine.values()) == pytest.approx(sum(other.values()), rel=1e-9)
     for part in WORK:
-        assert abs(folded.breakdown.total(part) - every.breakdown.total(part)) <= 1e-6 * every.step_time, part
+        assert (
+            abs(folded.breakdown.category_total(part) - every.breakdown.category_total(part)) <= 1e-6 * every.step_time
+        ), part
     assert folded.recomputed_flops == every.recomputed_flops
     assert folded.peak_memory == every.peak_memory

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from clustersim.build import build_simulation
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
@@ -55,7 +55,7 @@ def mappings(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def parts(mapping: dict[str, Any], **changes: object) -> Result:
+def parts(mapping: dict[str, Any], **changes: object) -> RenderedResult:
     """A result of the same with other costs."""
     return simulate(Scenario.from_mapping({**mapping, "cost": mapping["cost"] | changes}))
 
@@ -93,7 +93,7 @@ def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longes
             assert both[:, 1].max() - both[:, 0].min() >= max(computes, took - computes) * (1 - 1e-9)
 
 
-def _spans(result: Result, rank: int) -> dict[Action, list[tuple[float, float]]]:
+def _spans(result: RenderedResult, rank: int) -> dict[Action, list[tuple[float, float]]]:
     """When the compute tasks of each action ran on a rank."""
     tasks, trace = result.program.programs[int(result.program.program_index[rank])].tasks, result.trace
     found: dict[Action, list[tuple[float, float]]] = {}
@@ -162,7 +162,7 @@ def test_a_pair_does_what_its_passes_do(mapping: dict[str, Any]) -> None:
     assert _work(simulate(beside)) == _work(simulate(in_turn))
 
 
-def _work(result: Result) -> list[dict[str, int]]:
+def _work(result: RenderedResult) -> list[dict[str, int]]:
     """How often each rank program runs each kernel and exchange, by name."""
     counts: list[dict[str, int]] = []
     for program in result.program.programs:

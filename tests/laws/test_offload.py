@@ -121,7 +121,7 @@ def test_cohorts_are_ranks_one_by_one(scenario: Scenario, jitter: Jitter | None)
 def test_parts_sum_to_the_step_on_every_rank(scenario: Scenario) -> None:
     answer = simulate(scenario)
     for rank in range(answer.rank_count):
-        assert sum(answer.breakdown.of(rank).values()) == pytest.approx(answer.step_time, rel=1e-9)
+        assert sum(answer.breakdown.rank_seconds(rank).values()) == pytest.approx(answer.step_time, rel=1e-9)
     assert sum(answer.critical_path_breakdown.values()) == pytest.approx(answer.step_time, rel=1e-9)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import Result, Scenario, simulate
+from clustersim import RenderedResult, Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.breadth_first import BreadthFirst
@@ -35,7 +35,7 @@ def plan(pp: int, microbatches: int, schedule: object, **layout: object) -> dict
     return {**SMALL, "layout": {"pp": pp, **layout}, "schedule": schedule, "training": training}
 
 
-def answer(result: Result) -> dict[str, Any]:
+def answer(result: RenderedResult) -> dict[str, Any]:
     """All of an answer but its words, and what is known of an order by its name."""
     told, words = result.to_json(), {"scenario", "simulate_wall_s", "warnings"}
     by_name = {"regimes", "unmeasured", "step_time_band_s", "experience"}
@@ -117,7 +117,7 @@ def torch_rows(name: str, ranks: int, microbatches: int, *, comms: bool = False)
     return [",".join("" if action is None else str(action) for action in row) for row in rows]
 
 
-def require_laws(result: Result) -> None:
+def require_laws(result: RenderedResult) -> None:
     """The breakdown and the critical path sum to the step; one rank of each class says what all of them do."""
     parts = result.breakdown.seconds
     assert np.allclose(parts.sum(axis=1), result.step_time)

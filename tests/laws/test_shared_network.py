@@ -21,7 +21,7 @@ from clustersim.engine.scalar import shared_state
 from clustersim.engine.scalar.fluid_action import VariableRateEndTimes
 from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import KERNELS, Part
+from clustersim.results.time_categories import KERNEL_CATEGORIES, TimeCategory
 from clustersim.symmetry.refinement import singleton_classes
 from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
@@ -118,7 +118,7 @@ def test_the_same_scenario_gives_the_same_bytes_on_a_shared_network(scenario: Sc
 def test_every_answer_adds_up_on_a_shared_network(scenario: Scenario) -> None:
     result = simulate(scenario)
     check_trace(result.trace, result.program)
-    assert sum(result.breakdown.mean().values()) == pytest.approx(result.step_time, rel=1e-9)
+    assert sum(result.breakdown.mean_seconds().values()) == pytest.approx(result.step_time, rel=1e-9)
     assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time, rel=1e-9)
 
 
@@ -143,8 +143,10 @@ def test_operations_fill_their_blocks_and_sum_to_the_breakdown(scenario: Scenari
                 [operation.kernel is None for operation in task.segment.operations],
             )
             kernels += float(np.where(alone, 0.0, lasting - timing.exposed_comm - of.exposed_delay[mine]).sum())
-        parts = result.breakdown.of(rank)
-        said = result.scenario.steps * sum(parts[part.value] for part in (*KERNELS, Part.LAUNCH, Part.SLOWED))
+        parts = result.breakdown.rank_seconds(rank)
+        said = result.scenario.steps * sum(
+            parts[part.value] for part in (*KERNEL_CATEGORIES, TimeCategory.LAUNCH, TimeCategory.SLOWED)
+        )
         assert kernels == pytest.approx(said, abs=rounding)
 
 

@@ -83,7 +83,9 @@ def test_steps_that_repeat_themselves_are_those_of_all_events(scenario: Scenario
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "watch_steady_state", one_by_one)
         whole = simulate(scenario)
-    mine, other = ((result.trace, result.operation_trace.operation_log) for result in (skipped, whole))
+    mine, other = (
+        (rendered_result.trace, rendered_result.operation_trace.operation_log) for rendered_result in (skipped, whole)
+    )
     equal(mine, other, relative=1e-9)
     assert skipped.peak_memory == whole.peak_memory
     assert np.abs(skipped.breakdown.seconds - whole.breakdown.seconds).max() <= 1e-8 * whole.step_time

@@ -77,10 +77,10 @@ def test_nothing_runs_before_it_may_or_idles_without_a_cause_in_training_steps(s
 def test_the_breakdown_of_every_rank_sums_to_the_step_time(scenario: Scenario) -> None:
     result = simulate(scenario)
     for rank in range(result.rank_count):
-        parts = result.breakdown.of(rank)
+        parts = result.breakdown.rank_seconds(rank)
         assert sum(parts.values()) == pytest.approx(result.step_time, rel=1e-9)
         assert min(parts.values()) >= -1e-9 * result.step_time
-    assert sum(result.breakdown.mean().values()) == pytest.approx(result.step_time, rel=1e-9)
+    assert sum(result.breakdown.mean_seconds().values()) == pytest.approx(result.step_time, rel=1e-9)
     assert sum(result.provenance_shares.values()) == pytest.approx(1.0, rel=1e-9)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.training import Training
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
@@ -30,7 +30,7 @@ def planned(layout: Layout, training: Training = TRAINING, model: TransformerMod
 
 def lowered(plan: Plan, order: Schedule | None = None) -> Program:
     chosen = order or usual(plan.placement.max_chunks)
-    return lower(plan, chosen.order(plan.layout.pp, plan.microbatches))
+    return lower_step(plan, chosen.order(plan.layout.pp, plan.microbatches))
 
 
 def words(program: RankProgram) -> list[str]:

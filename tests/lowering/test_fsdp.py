@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.lowering.fsdp import Sharded
+from clustersim.lowering.fsdp import FsdpLowering
 from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import head_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import FullyShard, ReductionFrequency
@@ -226,5 +226,5 @@ def test_a_pass_like_one_before_is_what_it_is_unit_by_unit(
     plan = planned(layout, replace(TRAINING, global_batch=4 * microbatches))
     shorter = told(lowered(plan, schedule))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sharded, "_as_before", Sharded._unit_by_unit)
+        patch.setattr(FsdpLowering, "_lower_cached", FsdpLowering._lower_units)
         assert shorter == told(lowered(plan, schedule))

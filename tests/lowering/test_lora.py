@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.memory.footprint import MemoryCategory
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.lora import Lora, LoraTarget
@@ -93,7 +93,7 @@ def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp
     order = build_schedule(name, 2) if name == "interleaved" else build_schedule(name)
     layout = Layout(tp=tp, pp=2, dp=2, sequence_parallel=tp > 1)
     plan = Plan(resize_model(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
-    program = lower(plan, order.order(2, plan.microbatches))
+    program = lower_step(plan, order.order(2, plan.microbatches))
     kernels = [operation.kernel for operation in every_operation(program)]
     assert all(".lora_" in kernel.name for kernel in kernels if kernel is not None and of_weights(kernel))
     whole = 4 * adapter_parameter_count(SMALL, LORA) / tp

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.lowering.moe_overlap import legs, put_off
+from clustersim.lowering.moe_overlap import defer_weight_gradients, split_overlap_phases
 from clustersim.lowering.task_list import TaskList
-from clustersim.lowering.units import Units
+from clustersim.lowering.units import UnitBuilder
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, Segment, Stream
@@ -27,37 +27,42 @@ def test_legs_end_where_tokens_have_left() -> None:
     """Forward each mixture sends there and back, so a stage of three has six legs and the rest."""
     of = plan()
     (stage,) = of.stages
-    operations = Units(of).of(stage)
+    operations = UnitBuilder(of).stage_units(stage)
     forward = [operation for unit in operations for operation in unit.forward]
-    found = [*legs(forward)]
-    assert [compute for leg in found for compute in leg.computes] == [item for item in forward if item.moe_comm is None]
-    assert [send for leg in found for send in leg.sends] == [
-        element.moe_comm for element in forward if element.moe_comm is not None
+    found = [*split_overlap_phases(forward)]
+    assert [item for leg in found for item in leg.compute] == [
+        element for element in forward if element.moe_comm is None
     ]
-    assert len([leg for leg in found if leg.sends]) == 2 * 3
-    assert not any(leg.late for leg in found)
+    assert [comm_op for leg in found for comm_op in leg.comm_ops] == [
+        entry.moe_comm for entry in forward if entry.moe_comm is not None
+    ]
+    assert len([leg for leg in found if leg.comm_ops]) == 2 * 3
+    assert not any(leg.deferred_wgrad for leg in found)
 
 
 def test_a_backward_with_weights_put_off_does_the_same_work() -> None:
     of = plan()
     (stage,) = of.stages
-    units = Units(of).of(stage)
-    made = put_off(units)
-    halves = [operation for unit in units for operation in (*unit.inputs, *unit.weights)]
-    assert sorted(repr(replace(item, deferred_wgrad=False)) for item in made) == sorted(map(repr, halves))
-    assert sum(element.gradient_count for element in made) == sum(
-        entry.gradient_count for unit in units for entry in unit.backward
+    units = UnitBuilder(of).stage_units(stage)
+    made = defer_weight_gradients(units)
+    halves = [input_gradient for unit in units for input_gradient in (*unit.input_gradients, *unit.weight_gradients)]
+    assert sorted(repr(replace(operation, deferred_wgrad=False)) for operation in made) == sorted(map(repr, halves))
+    assert sum(item.gradient_count for item in made) == sum(
+        element.gradient_count for unit in units for element in unit.backward
     )
 
 
 def test_gradients_of_experts_are_behind_the_tokens_that_leave_them() -> None:
     of = plan()
     (stage,) = of.stages
-    sends = [leg for leg in legs(put_off(Units(of).of(stage))) if leg.sends]
-    late = [
-        {operation.kernel.name.split(".")[0] for operation in leg.late if operation.kernel is not None} for leg in sends
+    sends = [
+        leg for leg in split_overlap_phases(defer_weight_gradients(UnitBuilder(of).stage_units(stage))) if leg.comm_ops
     ]
-    assert [leg.sends[0].name for leg in sends] == ["dispatch tokens", "combine tokens"] * 3
+    late = [
+        {operation.kernel.name.split(".")[0] for operation in leg.deferred_wgrad if operation.kernel is not None}
+        for leg in sends
+    ]
+    assert [leg.comm_ops[0].name for leg in sends] == ["dispatch tokens", "combine tokens"] * 3
     assert all("experts" in names for names in late[1::2])
     assert all(names and "experts" not in names for names in late[::2])
 
@@ -82,9 +87,9 @@ def test_what_a_task_waits_for_is_issued_before_it() -> None:
     second = len(tasks)
     tasks.add(Stream.COMPUTE, ComputeTask(EMPTY, (first[-1],)))
     tasks.add(Stream.DP, CollectiveTask(CommOp("", None, "", 0.0), (second,)))  # type: ignore[arg-type]
-    tasks.weave(first[0], second)
+    tasks.interleave(first[0], second)
     after = tasks.add(Stream.COMPUTE, ComputeTask(EMPTY, (second,)))
-    program = tasks.program()
+    program = tasks.build()
     assert [task.depends_on for task in program.tasks] == [(), (), (), (2,), (3,), (3,)]
     assert after == 5
     assert isinstance(program.tasks[4], CollectiveTask)
@@ -96,9 +101,9 @@ def test_turns_alternate_and_keep_their_order() -> None:
     for place, block in enumerate(blocks):
         tasks.add(Stream.COMPUTE, ComputeTask(block))
         if place != 1:
-            tasks.turn()
-    tasks.weave(0, 2)
-    assert [task.segment.name for task in tasks.program().tasks if isinstance(task, ComputeTask)] == [
+            tasks.mark_switch_point()
+    tasks.interleave(0, 2)
+    assert [task.segment.name for task in tasks.build().tasks if isinstance(task, ComputeTask)] == [
         "b0", "f0", "b1", "f1", "b2",
     ]  # fmt: skip
 
@@ -107,7 +112,10 @@ def test_operations_that_travel_are_exchanges_of_tokens_alone() -> None:
     of = plan()
     (stage,) = of.stages
     travelling = [
-        operation for unit in Units(of).of(stage) for operation in unit.forward if operation.moe_comm is not None
+        operation
+        for unit in UnitBuilder(of).stage_units(stage)
+        for operation in unit.forward
+        if operation.moe_comm is not None
     ]
     assert {item.moe_comm.name for item in travelling if item.moe_comm is not None} == {
         "dispatch tokens", "dispatch probabilities", "combine tokens",

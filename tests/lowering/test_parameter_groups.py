@@ -9,7 +9,7 @@ from functools import cached_property
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.layer_stack import LayerSpec
@@ -197,5 +197,5 @@ def test_gradients_are_reduced_in_the_backward_that_the_order_has_last() -> None
     training = replace(TRAINING, global_batch=4, gradient_clipping=False)
     kinds = (ActionKind.FORWARD, 0), (ActionKind.FORWARD, 1), (ActionKind.BACKWARD, 1), (ActionKind.BACKWARD, 0)
     order = (tuple(Action(0, kind, microbatch) for kind, microbatch in kinds),)
-    (only,) = lower(Plan(SMALL, training, Layout(dp=2, data=DdpStrategy(bucket=1e12))), order).programs
+    (only,) = lower_step(Plan(SMALL, training, Layout(dp=2, data=DdpStrategy(bucket=1e12))), order).programs
     assert data_words(only)[:5] == ["F0", "F1", "B1", "B0", "reduce gradients"]

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.lowering.pass_costs import pass_costs, profiled
+from clustersim.lowering.pass_costs import pass_costs, with_pass_costs
 from clustersim.lowering.training_step import NORM_BYTES
-from clustersim.lowering.units import Units
+from clustersim.lowering.units import UnitBuilder
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
@@ -55,21 +55,25 @@ def parts(operations: tuple[Operation, ...]) -> Counter[object]:
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(1)])
 def test_halves_together_do_what_a_backward_does(layout: Layout, recompute: Recompute) -> None:
     plan = planned(layout, replace(PLAIN, recompute=recompute))
-    units = Units(plan)
+    units = UnitBuilder(plan)
     for stage in plan.stages:
-        for unit in units.of(stage):
-            assert parts(unit.inputs) + parts(unit.weights) == parts(unit.backward)
-            assert not any(operation.gradient_count for operation in unit.inputs)
-            assert sum(weight.gradient_count for weight in unit.weights) == unit.parameters
+        for unit in units.stage_units(stage):
+            assert parts(unit.input_gradients) + parts(unit.weight_gradients) == parts(unit.backward)
+            assert not any(input_gradient.gradient_count for input_gradient in unit.input_gradients)
+            assert (
+                sum(weight_gradient.gradient_count for weight_gradient in unit.weight_gradients) == unit.parameter_count
+            )
 
 
 def test_what_is_run_again_is_run_before_the_input_gradients() -> None:
-    units = Units(planned(Layout(pp=2), replace(PLAIN, recompute=FullRecompute()))).of(planned(Layout(pp=2)).stages[0])
+    units = UnitBuilder(planned(Layout(pp=2), replace(PLAIN, recompute=FullRecompute()))).stage_units(
+        planned(Layout(pp=2)).stages[0]
+    )
     layer = units[1]
-    again = [operation.work_type is WorkType.RECOMPUTE for operation in layer.inputs]
+    again = [input_gradient.work_type is WorkType.RECOMPUTE for input_gradient in layer.input_gradients]
     assert again == sorted(again, reverse=True)
     assert any(again)
-    assert all(weight.work_type is WorkType.BACKWARD for weight in layer.weights)
+    assert all(weight_gradient.work_type is WorkType.BACKWARD for weight_gradient in layer.weight_gradients)
 
 
 def test_only_input_gradients_wait_and_send() -> None:
@@ -157,4 +161,4 @@ def test_costs_are_those_of_the_kernels_of_all_stages() -> None:
 
 def test_other_schedules_have_no_costs() -> None:
     plan = planned(Layout(pp=2), PLAIN)
-    assert profiled(OneFOneB(), plan, Fixed().costs(lowered(plan))) == OneFOneB()
+    assert with_pass_costs(OneFOneB(), plan, Fixed().costs(lowered(plan))) == OneFOneB()

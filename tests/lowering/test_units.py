@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.lowering.units import Unit, Units
+from clustersim.lowering.units import Unit, UnitBuilder
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layer_stack import BlockForm
 from clustersim.model.presets import load_preset
@@ -61,17 +61,17 @@ def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(na
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(3)])
 def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Recompute) -> None:
     plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), load_preset(name))
-    units = Units(plan)
+    units = UnitBuilder(plan)
     for part in plan.stages:
-        marked = sum(operation.gradient_count for unit in units.of(part) for operation in unit.backward)
+        marked = sum(operation.gradient_count for unit in units.stage_units(part) for operation in unit.backward)
         assert marked == plan.parameter_count(part)
 
 
 def test_units_are_the_embedding_the_layers_and_the_head() -> None:
     plan = planned(Layout())
-    units = Units(plan).of(stage(plan.model, 0, 4, embedding=True, head=True))
+    units = UnitBuilder(plan).stage_units(stage(plan.model, 0, 4, embedding=True, head=True))
     assert [unit.name for unit in units] == ["embedding", *["layer"] * 4, "head"]
-    assert units[1].parameters == layer_parameter_count(SMALL, *SMALL.distinct_specs)
+    assert units[1].parameter_count == layer_parameter_count(SMALL, *SMALL.distinct_specs)
 
 
 def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
@@ -79,7 +79,7 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
     assert tied.parameter_count(tied.stages[0]) == parameter_count(tied.model)
     (kernel,) = [
         operation.kernel
-        for operation in Units(tied).of(tied.stages[0])[-1].backward
+        for operation in UnitBuilder(tied).stage_units(tied.stages[0])[-1].backward
         if operation.kernel and operation.kernel.name == "head.logits.weight_gradient"
     ]
     assert kernel.flops == 2 * 64 * 64 * 256  # the product is still done
@@ -90,7 +90,7 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
 )
 def test_full_recomputation_runs_so_many_layers_forward_again(recompute: Recompute, layers: int) -> None:
     plan = planned(Layout(), replace(TRAINING, recompute=recompute))
-    units = Units(plan).of(plan.stages[0])
+    units = UnitBuilder(plan).stage_units(plan.stages[0])
     again = [
         [operation.body for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE] for unit in units
     ]
@@ -104,14 +104,14 @@ def test_full_recomputation_runs_so_many_layers_forward_again(recompute: Recompu
 
 def test_selective_recomputation_runs_every_layers_attention_core_again() -> None:
     plan = planned(Layout(), replace(TRAINING, recompute=SelectiveRecompute()))
-    for unit in Units(plan).of(plan.stages[0]):
+    for unit in UnitBuilder(plan).stage_units(plan.stages[0]):
         again = [operation.kernel for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE]
         assert [kernel.kind for kernel in again if kernel] == [KernelKind.ATTENTION_FORWARD] * (unit.name == "layer")
 
 
 def _again(plan: Plan) -> list[str]:
     """Names of the kernels that a layer runs again."""
-    (found,) = {tuple(_names(unit)) for unit in Units(plan).of(plan.stages[0]) if unit.name == "layer"}
+    (found,) = {tuple(_names(unit)) for unit in UnitBuilder(plan).stage_units(plan.stages[0]) if unit.name == "layer"}
     return list(found)
 
 
@@ -166,7 +166,7 @@ def test_early_stop_keeps_what_backward_runs_but_for_the_recomputation() -> None
     passes = [
         [
             operation
-            for unit in Units(plan).of(plan.stages[0])
+            for unit in UnitBuilder(plan).stage_units(plan.stages[0])
             for operation in unit.backward
             if operation.work_type is not WorkType.RECOMPUTE
         ]

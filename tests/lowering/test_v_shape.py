@@ -11,7 +11,7 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.common.errors import InputError
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -69,7 +69,7 @@ def test_the_order_is_legal_on_its_placement_and_on_no_loop(pp: int) -> None:
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
 def test_every_message_that_is_sent_is_received_by_the_rank_that_its_group_says(pp: int) -> None:
     of = plan(pp)
-    program = lower(of, There().order(pp, MICROBATCHES))
+    program = lower_step(of, There().order(pp, MICROBATCHES))
     sent, received = set(), set()
     for rank, rank_program in enumerate(program.programs):
         for task in rank_program.tasks:
@@ -90,7 +90,7 @@ def test_the_rank_with_embedding_and_head_holds_the_tied_matrix_once_and_sums_no
     last = of.stages[-1]
     assert of.placement.stage_ranks[0] == of.placement.stage_ranks[-1] == 0
     assert of.stage_head(last).parameter_count == 2 * 64  # the final norm alone
-    program = lower(of, There().order(pp, MICROBATCHES))
+    program = lower_step(of, There().order(pp, MICROBATCHES))
     assert "embedding" not in program.groups
     assert not any(isinstance(task, CollectiveTask) for rank_program in program.programs for task in rank_program.tasks)
     held = sum(of.parameter_count(stage) for rank in range(pp) for stage in of.stages_on_rank(rank))
@@ -100,7 +100,7 @@ def test_the_rank_with_embedding_and_head_holds_the_tied_matrix_once_and_sums_no
 @pytest.mark.parametrize("data", [DdpStrategy(bucket=1e12), Zero1(bucket=1e12)])
 def test_gradients_of_a_chunk_are_reduced_in_its_own_last_backward(data: object) -> None:
     of = plan(2, dp=2, data=data)
-    program = lower(of, There().order(2, MICROBATCHES))
+    program = lower_step(of, There().order(2, MICROBATCHES))
     for rank, rank_program in enumerate(program.programs):
         done = [
             rank_program.tasks[task.depends_on[0]].action

@@ -101,7 +101,7 @@ def _rms_norm(x: Any, weight: Any) -> Any:
     """As in Hugging Face's LlamaRMSNorm."""
     wide = x.float()
     variance = wide.pow(2).mean(-1, keepdim=True)
-    return weight * (wide * torch.rsqrt(variance + 1e-5)).to(x.dtype)
+    return weight * (wide * torch.rsqrt(variance + 1e-5)).send_counts(x.dtype)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:

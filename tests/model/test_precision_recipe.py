@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.kernels import KernelKind, MatmulShape
@@ -80,7 +80,7 @@ def test_weights_are_kept_gathered_and_reduced_in_formats_of_their_own() -> None
     formats = WeightFormats(stored=FP32, gathered=BF16, gradients=BF16, master=FP32, moments=FP32)
     training = Training(256, 4, recipe=replace(mixed_precision(), weight_formats=formats), gradient_clipping=False)
     plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard(copies=True)))
-    (program,) = lower(plan, OneFOneB().order(1, 1)).programs
+    (program,) = lower_step(plan, OneFOneB().order(1, 1)).programs
     moved = dict.fromkeys((CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER), 0.0)
     for task in program.tasks:
         if isinstance(task, CollectiveTask):

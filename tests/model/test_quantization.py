@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.common import data_files
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundShape
@@ -83,7 +83,7 @@ def test_weights_are_cast_once_a_step_and_both_copies_are_kept() -> None:
         for item in plan.layer_by_spec[MODEL.distinct_specs[0]].operators
         if item.linear is not None
     )
-    (program,) = lower(plan, OneFOneB().order(1, 4)).programs
+    (program,) = lower_step(plan, OneFOneB().order(1, 4)).programs
     tasks = [task.segment.operations for task in program.tasks if isinstance(task, ComputeTask)]
     found = [
         operation.kernel
@@ -144,7 +144,7 @@ def test_under_sequence_parallelism_parts_are_cast_and_travel_narrow() -> None:
     for name in ("mxfp8", None):
         recipe = mixed_precision() if name is None else load_recipe(name)
         plan = Plan(MODEL, Training(T, 2, recipe=recipe), layout)
-        (program,) = lower(plan, OneFOneB().order(1, 2)).programs
+        (program,) = lower_step(plan, OneFOneB().order(1, 2)).programs
         blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
         sent = [
             comm_op for block in blocks for comm_op in block.comm_ops if comm_op.collective is CollectiveType.ALL_GATHER

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.lowering.units import Units
+from clustersim.lowering.units import UnitBuilder
 from clustersim.memory.activations import Activations
 from clustersim.model.flops import token_flops
 from clustersim.model.layer_stack import (
@@ -76,16 +76,16 @@ def test_a_stage_runs_each_of_its_layers_as_a_model_of_such_layers_does(
     stack: tuple[LayerGroup, ...], recompute: Recompute, tp: int
 ) -> None:
     plan = Plan(stacked(stack), Training(1024, 1, recompute=recompute), Layout(tp=tp))
-    _, *layers, _ = Units(plan).of(plan.stages[0])
+    _, *layers, _ = UnitBuilder(plan).stage_units(plan.stages[0])
     specs = [run.spec for run in stack for _ in range(run.count)]
     for place, (unit, spec) in enumerate(zip(layers, specs, strict=True)):
         again = isinstance(recompute, FullRecompute) and (recompute.layers is None or place < recompute.layers)
         whole = (FullRecompute() if again else NoRecompute()) if isinstance(recompute, FullRecompute) else recompute
         alone = Plan(stacked((LayerGroup(spec, 1),)), Training(1024, 1, recompute=whole), Layout(tp=tp))
-        _, own, _ = Units(alone).of(alone.stages[0])
+        _, own, _ = UnitBuilder(alone).stage_units(alone.stages[0])
         for kind in ActionKind:
             assert unit.operations(kind) == own.operations(kind)
-        assert unit.parameters == own.parameters
+        assert unit.parameter_count == own.parameter_count
 
 
 @given(STACKS, RECOMPUTES)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.results.explorer_tables import Exploration
+from clustersim.results.explorer_tables import ExplorerData
 
 ZERO = range(4)
 
@@ -34,40 +34,40 @@ def _limits(stages: Sequence[Mapping[str, Any]], first: float | None, others: fl
 class Page:
     """The tables, and what a reader sees of them."""
 
-    exploration: Exploration
+    exploration: ExplorerData
 
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with those that follow."""
         tables = self.exploration.tables
-        found = {**settings, "chunks": tables.chunks.answer(settings)}
+        found = {**settings, "chunks": tables.chunks.lookup(settings)}
         for name, factors, divisors in tables.derived:
             over, under = (math.prod(found[key] for key in keys) for keys in (factors, divisors))
             found[name] = over // under if over % under == 0 else over / under
-        return found | {name: table.answer(found) for name, table in tables.flags.items()}
+        return found | {name: table.lookup(found) for name, table in tables.flags.items()}
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
         """Why settings are impossible."""
         found = self.settings(settings)
         groups = (
-            [line for table in group for line in table.answer(found) or []] for group in self.exploration.tables.rules
+            [line for table in group for line in table.lookup(found) or []] for group in self.exploration.tables.rules
         )
         return next(filter(None, groups), [])
 
     def ranks(self, found: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
         """Settings and contents of each stage of each pipeline rank."""
         names = ("first", "layers", "embedding", "head", "content")
-        placed = self.exploration.tables.stages.answer(found)
+        placed = self.exploration.tables.stages.lookup(found)
         return [[{**found, **dict(zip(names, item, strict=True))} for item in rank] for rank in placed]
 
     def row(self, name: str, stage: Mapping[str, Any]) -> Any:
         """Numbers of parts of a stage."""
-        return along(self.exploration.tables.rows[name].answer(stage), stage["content"])
+        return along(self.exploration.tables.rows[name].lookup(stage), stage["content"])
 
     def sharing(self, found: Mapping[str, Any]) -> tuple[Any, Any]:
         """What ZeRO makes of parameters: of all, and of those of experts, which other ranks hold."""
         tables = self.exploration.tables
-        own = tables.sharing.answer(found)
-        return own, own if tables.experts is None else tables.sharing.answer({**found, "replicas": found["edp"]})
+        own = tables.sharing.lookup(found)
+        return own, own if tables.experts is None else tables.sharing.lookup({**found, "replicas": found["edp"]})
 
     def per_group(self, own: Sequence[Any], of_experts: Sequence[Any]) -> list[Any]:
         """What is said of each group of parameters."""
@@ -79,13 +79,13 @@ class Page:
     def sizes(self, found: Mapping[str, Any]) -> Any:
         """Bytes of every part."""
         features = [found[name] for name in self.exploration.tables.features]
-        return np.array(self.exploration.tables.sizes.answer(found)) @ features
+        return np.array(self.exploration.tables.sizes.lookup(found)) @ features
 
     def memory(self, settings: Mapping[str, Any]) -> Iterator[dict[str, float]]:
         """Bytes by use of each pipeline rank at its fullest moment."""
         tables, found = self.exploration.tables, self.settings(settings)
         (sharing, of_experts), sizes = self.sharing(found), self.sizes(found)
-        held = tables.schedules.answer(found)["held"]
+        held = tables.schedules.lookup(found)["held"]
         for stages, moments in zip(self.ranks(found), held, strict=True):
             rows = [self.row("parameters", stage) * sizes for stage in stages]
             counts = np.array([[row[list(columns)].sum() for columns in tables.groups] for row in rows])
@@ -97,7 +97,7 @@ class Page:
                 float(self.row("cast", stage) @ sizes) for stage in stages
             )
             uses["gathered parameters"] = self.gathered(stages, sharing, sizes)
-            messages = tables.receives.answer(found) * sizes[tables.columns.index("message")]
+            messages = tables.receives.lookup(found) * sizes[tables.columns.index("message")]
             uses["messages and buckets"] = messages + sum(
                 max(
                     min(limit, element * own)
@@ -106,7 +106,7 @@ class Page:
                 for group, (first, others, element) in enumerate(sharing["bucket"])
             )
             uses["workspaces"] = max(float(along(tables.workspace, stage["content"])) for stage in stages)
-            uses["communication buffers"] = sum(table.answer(found) for table in tables.buffers)
+            uses["communication buffers"] = sum(table.lookup(found) for table in tables.buffers)
             uses["driver context"] = tables.context
             uses["activations"] = self.activations(stages, moments, sizes * sharing["there"])
             uses["fragmentation"] = sum(tables.fragmentation[use] * size for use, size in uses.items())

@@ -11,7 +11,7 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.planning.explorer import explorer_data, settings
-from clustersim.results.explorer_tables import Exploration
+from clustersim.results.explorer_tables import ExplorerData
 from clustersim.scenario import Scenario
 from clustersim.schedules.registry import CHUNKED_SCHEDULES
 
@@ -105,7 +105,7 @@ class Explored:
     """A scenario and what its page knows."""
 
     scenario: Scenario
-    exploration: Exploration
+    exploration: ExplorerData
 
     def samples(self, many: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Random settings of the page's controls; some keep to the scenario's."""
@@ -173,8 +173,8 @@ FEW: Final[dict[str, tuple[int, ...]]] = {
 def few_choices() -> Iterator[None]:
     """Pages offer fewer values and models meanwhile: all that the page offers takes some seconds for each scenario."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "OFFERED", FEW)
-        patch.setattr(settings, "OF_EXPERTS", {"tp": FEW["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
+        patch.setattr(settings, "OFFERED_VALUES", FEW)
+        patch.setattr(settings, "MOE_OFFERED_VALUES", {"tp": FEW["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
         patch.setattr(explorer_data, "MODELS", ("gpt2-small", "llama3-8b", "llama3-70b"))
         yield
 
@@ -184,4 +184,4 @@ def explored(name: str, *, whole: bool = True) -> Explored:
     """One of the scenarios, explored. whole: with all values that the page offers."""
     scenario = Scenario.from_mapping({**SCENARIOS, **MIXTURES, "secondary": SECONDARY, "adapters": ADAPTERS}[name])
     with nullcontext() if whole else few_choices():
-        return Explored(scenario, explorer_data.tables(scenario))
+        return Explored(scenario, explorer_data.build_exploration_tables(scenario))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from clustersim.planning.explorer.explorer_data import tables
-from clustersim.results.explorer_tables import Table
+from clustersim.planning.explorer.explorer_data import build_exploration_tables
+from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario import Scenario
 from tests.planning.explorer_scenarios import few_choices
 
@@ -14,7 +14,7 @@ HIDDEN, WIDTH = 128, 2
 
 
 @cache
-def table() -> Table:
+def table() -> LookupTable:
     """Of eight experts, two for each token."""
     experts = {"count": 8, "top_k": 2, "ffn": 256}
     scenario = Scenario.from_mapping(
@@ -26,14 +26,14 @@ def table() -> Table:
         }
     )
     with few_choices():
-        found = tables(scenario).tables.sends
+        found = build_exploration_tables(scenario).tables.sends
     assert found is not None
     return found
 
 
 def sends(dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:
     """Bytes of one token."""
-    return table().answer({"precision": 0, "dispatcher": dispatcher, "ep": ep, "etp": etp})  # type: ignore[no-any-return]
+    return table().lookup({"precision": 0, "dispatcher": dispatcher, "ep": ep, "etp": etp})  # type: ignore[no-any-return]
 
 
 def test_a_row_goes_to_each_expert_of_a_token() -> None:

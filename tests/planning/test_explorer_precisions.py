@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from clustersim.planning.explorer import explorer_data
-from clustersim.results.explorer_tables import Exploration
+from clustersim.results.explorer_tables import ExplorerData
 from clustersim.scenario import Scenario
 from tests.planning.explorer_scenarios import ADAPTERS, few_choices
 
 PLAIN = ("mixed precision, BF16", "BF16 with BF16 gradients", "FP32")
 
 
-def explored(cluster: str, precision: Any, **more: Any) -> Exploration:
+def explored(cluster: str, precision: Any, **more: Any) -> ExplorerData:
     mapping = {
         "model": "llama-tiny",
         "cluster": {"name": cluster, "gpus": 8},
@@ -22,7 +22,7 @@ def explored(cluster: str, precision: Any, **more: Any) -> Exploration:
     }
     with few_choices(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(explorer_data, "MODELS", ())
-        return explorer_data.tables(Scenario.from_mapping(mapping))
+        return explorer_data.build_exploration_tables(Scenario.from_mapping(mapping))
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,8 @@ def test_what_of_a_recipe_is_not_drawn_is_said() -> None:
 
 def test_no_recipes_are_offered_beside_adapters() -> None:
     with few_choices():
-        assert not [name for name in explorer_data.tables(Scenario.from_mapping(ADAPTERS)).formats if "recipe" in name]
+        assert not [
+            name
+            for name in explorer_data.build_exploration_tables(Scenario.from_mapping(ADAPTERS)).formats
+            if "recipe" in name
+        ]

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.lowering.training_step import lower
+from clustersim.lowering.training_step import lower_step
 from clustersim.memory.footprint import MemoryCategory
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.mesh import DP_REPLICATE_GROUP, DP_SHARD_GROUP, EDP_GROUP, PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import process_groups
-from clustersim.planning.explorer.expert_traffic import CUT, SPREAD
-from clustersim.planning.explorer.explorer_data import tables
-from clustersim.planning.explorer.schedule_tables import answer, play, steady
+from clustersim.planning.explorer.expert_traffic import EP_OPS, ETP_OPS
+from clustersim.planning.explorer.explorer_data import build_exploration_tables
+from clustersim.planning.explorer.schedule_tables import dry_run_schedule, extrapolation_base, run_or_extrapolate
 from clustersim.program.program import RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
 from clustersim.results.memory_check import memory_timelines, peak_memory
@@ -108,7 +108,7 @@ def sent(program: RankProgram, role: str, members: int) -> float:
         if isinstance(task, SendTask):
             total += task.comm_op.payload if role == "pp" else 0.0
         for exchange in exchanges:
-            if exchange.comm_group == role and exchange.payload > 4.0 and exchange.name not in (*SPREAD, *CUT):
+            if exchange.comm_group == role and exchange.payload > 4.0 and exchange.name not in (*EP_OPS, *ETP_OPS):
                 total += ROUNDS[exchange.collective] * exchange.payload * (members - 1) / members
     return total
 
@@ -119,12 +119,12 @@ def sent_to_experts(program: RankProgram, scenario: Scenario) -> dict[str, float
     cut, own, total = layout.effective_etp, mixture.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
     every = (task.segment.comm_ops for task in program.tasks if isinstance(task, ComputeTask))
     for exchange in (comm_op for exchanges in every for comm_op in exchanges):
-        if exchange.name in CUT:
+        if exchange.name in ETP_OPS:
             total["etp"] += exchange.payload * (1 - 1 / cut)
         elif exchange.collective in (CollectiveType.DISPATCH, CollectiveType.COMBINE):
             reached = likely(mixture, own) * (layout.ep * cut - 1)
             total["ep"] += exchange.payload / mixture.top_k * reached
-        elif exchange.name in SPREAD:
+        elif exchange.name in EP_OPS:
             ranks = layout.ep * (1 if exchange.collective is CollectiveType.ALL_TO_ALL else cut)
             total["ep"] += exchange.payload * (1 - 1 / ranks)
     return total
@@ -157,7 +157,7 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
     for settings, scenario in small(known):
         layout = scenario.layout
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
-        program = lower(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
+        program = lower_step(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
         members = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp * layout.cp, "pp": 1, "embedding": 2}
         parts = {role.name: layout.group_size(role) for role in (DP_SHARD_GROUP, DP_REPLICATE_GROUP) if layout.hybrid}
         for rank in {0, layout.pp - 1, layout.pp // 2}:
@@ -191,10 +191,13 @@ def test_more_microbatches_follow_from_fewer(name: str, chunks: int | None) -> N
                 order = of.order(pp, microbatches)
             except InputError:
                 continue
-            told, whole = answer(of, pp, microbatches, play), play(of, pp, microbatches)
-            assert told.finish == pytest.approx(dry_run(order).makespan, rel=1e-12)
+            told, whole = (
+                run_or_extrapolate(of, pp, microbatches, dry_run_schedule),
+                dry_run_schedule(of, pp, microbatches),
+            )
+            assert told.makespan == pytest.approx(dry_run(order).makespan, rel=1e-12)
             assert told == whole
-            extended += steady(of, pp, microbatches) > 0
+            extended += extrapolation_base(of, pp, microbatches) > 0
     assert extended >= 10
 
 
@@ -203,7 +206,7 @@ def test_moments_hold_the_fullest_of_any_stages(name: str, chunks: int | None) -
     """For random bytes of stages: the maximum over the moments is that of the whole order, action by action."""
     of, chance = build_schedule(name, chunks), np.random.default_rng(0)
     for pp, microbatches in ((2, 2), (4, 4), (4, 8), (3, 12), (8, 16)):
-        order, held = of.order(pp, microbatches), play(of, pp, microbatches).held
+        order, held = of.order(pp, microbatches), dry_run_schedule(of, pp, microbatches).held
         for rank, actions in enumerate(order):
             own = sorted({action.stage for action in actions})
             for _ in range(5):
@@ -226,7 +229,7 @@ def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
         found = Page(known.exploration).settings(settings)
         run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
         busy = 3 * scenario.microbatches * scenario.placement.chunks
-        assert known.exploration.tables.schedules.answer(found)["bubble"] == pytest.approx(
+        assert known.exploration.tables.schedules.lookup(found)["bubble"] == pytest.approx(
             1 - busy / run.makespan, abs=1e-12
         )
 
@@ -237,7 +240,7 @@ def test_stages_and_partners_are_the_plans(known: Explored) -> None:
         layout, found = scenario.layout, page.settings(settings)
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
         groups = process_groups(layout, plan.placement)
-        partners, along_pp = known.exploration.tables.partners.answer(found), layout.mesh.rank_coordinates(PIPELINE)
+        partners, along_pp = known.exploration.tables.partners.lookup(found), layout.mesh.rank_coordinates(PIPELINE)
         for rank, stages in enumerate(page.ranks(found)):
             expected = [
                 (pipeline_stage.layer_count, pipeline_stage.has_embedding, pipeline_stage.has_head)
@@ -273,7 +276,7 @@ def windowed(**model: Any) -> Explored:
     """A scenario of Gemma 2's kind, explored."""
     scenario = Scenario.from_mapping({**SCENARIOS["odd"], "model": {"preset": "gemma2-9b", "layers": 12, **model}})
     with few_choices():
-        return Explored(scenario, tables(scenario))
+        return Explored(scenario, build_exploration_tables(scenario))
 
 
 @pytest.mark.parametrize("model", [{}, {"block": "parallel_norms", "nope_every": 3, "qk_norm": "whole"}])
@@ -289,7 +292,7 @@ def test_layers_that_hold_and_send_the_same_may_differ(model: dict[str, Any]) ->
         assert told == pytest.approx(parts, rel=1e-9, abs=1.0)
     scenario = known.scenario
     plan = Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
-    program = lower(plan, scenario.schedule.order(scenario.layout.pp, scenario.microbatch_count))
+    program = lower_step(plan, scenario.schedule.order(scenario.layout.pp, scenario.microbatch_count))
     for rank in (0, 2, 5):
         found = page.traffic(settings, rank)
         for axis, members in (("tp", 2), ("pp", 1)):
@@ -302,7 +305,7 @@ def test_buckets_of_whole_chunks_are_drawn_as_they_are_counted() -> None:
     mapping = {**SCENARIOS["odd"], "layout": {"tp": 2, "pp": 6, "dp": 2, "data": data}}
     scenario = Scenario.from_mapping({**mapping, "model": {"preset": "llama3-8b", "layers": 12}})
     with few_choices():
-        known = Explored(scenario, tables(scenario))
+        known = Explored(scenario, build_exploration_tables(scenario))
     page, settings = Page(known.exploration), known.exploration.start
     found = [told["messages and buckets"] for told in page.memory(settings)]
     assert found == pytest.approx(
@@ -318,7 +321,7 @@ def test_layers_that_hold_something_else_are_refused() -> None:
         "model": {"preset": "llama-tiny", "stack": [{"layers": 1, "ffn": 704}, {"layers": 7}]},
     }
     with pytest.raises(InputError, match="the layers of llama-tiny differ in what they hold, and the explorer's page"):
-        tables(Scenario.from_mapping(mapping))
+        build_exploration_tables(Scenario.from_mapping(mapping))
 
 
 @pytest.mark.parametrize(
@@ -335,4 +338,4 @@ def test_layers_that_hold_something_else_are_refused() -> None:
 def test_what_the_page_does_not_know_beside_experts_is_refused(changes: list[str], said: str) -> None:
     model = "model={preset: mixtral-8x7b, layers: 8}"
     with pytest.raises(InputError, match=said):
-        tables(pipeline(model, "layout.sequence_parallel=true", *changes))
+        build_exploration_tables(pipeline(model, "layout.sequence_parallel=true", *changes))

@@ -11,7 +11,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.hardware.power import GpuActivity, PowerDraw
 from clustersim.hardware.prices import Price, PriceQuote
-from clustersim.results.economics import Economics, Gpus
+from clustersim.results.economics import Economics, GpuGroup
 
 AT_THE_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
     f"economics.power.{item}=1.0" for item in ("streaming", "communicating")
@@ -28,8 +28,8 @@ def test_llama_s_table_of_energy_and_carbon(hours: int, mwh: float, tonnes: floa
     """Touvron et al. 2023 (arXiv:2302.13971), table 15: 400 W, PUE 1.1, 385 g/kWh; whole MWh and tonnes are printed."""
     draw = PowerDraw(dict.fromkeys(GpuActivity, 400.0), None)
     seconds = {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}
-    gpus = Gpus("a100", hours, seconds, PriceQuote(Price(2.0, "USD"), "given"), draw)
-    run = Economics((gpus,), 3600.0, 1.0, pue=1.1, carbon=385 / 3.6e6)
+    gpus = GpuGroup("a100", hours, seconds, PriceQuote(Price(2.0, "USD"), "given"), draw)
+    run = Economics((gpus,), 3600.0, 1.0, pue=1.1, carbon_intensity=385 / 3.6e6)
     assert (run.energy_per_step or 0.0) / 3.6e9 == pytest.approx(mwh, abs=1.0)
     assert (run.carbon_per_step or 0.0) / 1e6 == pytest.approx(tonnes, abs=1.0)
     assert run.cost_per_step == pytest.approx(2.0 * hours)
@@ -38,8 +38,8 @@ def test_llama_s_table_of_energy_and_carbon(hours: int, mwh: float, tonnes: floa
 def test_bloom_s_energy() -> None:
     """Luccioni et al. 2022 (arXiv:2211.02001), table 1: 1,082,990 hours at 400 W are 433,196 kWh; 57 g each 24.69 t."""
     draw = PowerDraw(dict.fromkeys(GpuActivity, 400.0), None)
-    gpus = Gpus("a100", 1_082_990, {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}, None, draw)
-    run = Economics((gpus,), 3600.0, 1.0, carbon=57 / 3.6e6)
+    gpus = GpuGroup("a100", 1_082_990, {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}, None, draw)
+    run = Economics((gpus,), 3600.0, 1.0, carbon_intensity=57 / 3.6e6)
     assert (run.energy_per_step or 0.0) / 3.6e6 == pytest.approx(433_196, abs=1.0)
     assert (run.carbon_per_step or 0.0) / 1e6 == pytest.approx(24.69, abs=0.01)
 
@@ -52,10 +52,10 @@ def test_llama_3_405b_s_hours_and_energy() -> None:
     """
     scenario = Scenario.load("examples/llama3_405b_16k.yaml", ["economics.tokens=15.6T", *AT_THE_LIMIT])
     found = simulate(scenario).economics
-    assert (found.energy_of_run or 0.0) / 3.6e12 == pytest.approx(30.84 * 0.7, rel=0.10)  # GWh
+    assert (found.run_energy or 0.0) / 3.6e12 == pytest.approx(30.84 * 0.7, rel=0.10)  # GWh
     price = found.price_per_gpu_hour
     assert price is not None
-    assert (found.cost_of_run or 0.0) / price.amount == pytest.approx(30.84e6, rel=0.10)
+    assert (found.run_cost or 0.0) / price.amount == pytest.approx(30.84e6, rel=0.10)
 
 
 NODE: dict[str, Any] = {

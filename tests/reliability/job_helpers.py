@@ -11,20 +11,20 @@ from clustersim.hardware.failures import (
     FailureRate,
     FailureSlowdown,
 )
-from clustersim.reliability.checkpoint_timeline import Saving
-from clustersim.reliability.failure_domains import Site
-from clustersim.reliability.failure_events import DRAWS, Event, events_of
-from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
-from clustersim.results.goodput import Run
+from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
+from clustersim.reliability.failure_domains import FailureDomains
+from clustersim.reliability.failure_events import DRAWS_PER_EVENT, FailureEvent, generate_failures
+from clustersim.reliability.job_simulation import HEALTHY, JobParameters, JobSimulation
+from clustersim.results.goodput import TrainingRun
 from clustersim.scenario.reliability import ReliabilityModel, RestartTimes
 
 HOUR, DAY = 3600.0, 86400.0
 
 
-def site(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> Site:
+def site(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> FailureDomains:
     """Nodes of 8 GPUs and NICs, 16 of them under a switch; every node is a replica."""
     leaf = tuple(node // 16 for node in range(nodes))
-    return Site(8 * nodes, nodes, per_rack, bound, leaf, 8 * nodes, len(set(leaf)), 8)
+    return FailureDomains(8 * nodes, nodes, per_rack, bound, leaf, 8 * nodes, len(set(leaf)), 8)
 
 
 def breaking(between: float, **more: Any) -> FailureMode:
@@ -41,24 +41,31 @@ def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
 
 
 def terms(
-    said: ReliabilityModel, saving: Saving, work: float, *, load: float = 0.0, place: Site | None = None
-) -> Terms:
+    said: ReliabilityModel,
+    saving: CheckpointTimeline,
+    work: float,
+    *,
+    load: float = 0.0,
+    place: FailureDomains | None = None,
+) -> JobParameters:
     """What a job does."""
-    return Terms(said, place or site(), saving, work, load, saving.block + saving.drain, pace, 100.0 * work)
+    return JobParameters(
+        said, place or site(), saving, work, load, saving.block_seconds + saving.drain_seconds, pace, 100.0 * work
+    )
 
 
-def run(job: Terms, number: int = 0, seed: int = 1) -> Run:
+def run(job: JobParameters, number: int = 0, seed: int = 1) -> TrainingRun:
     """One run."""
-    events = events_of(job.reliability, job.site, seed, number, job.work)
-    return Job(job, events).run(number)
+    events = generate_failures(job.reliability, job.domains, seed, number, job.work)
+    return JobSimulation(job, events).run(number)
 
 
-def run_at(job: Terms, *times: float) -> Run:
+def run_at(job: JobParameters, *times: float) -> TrainingRun:
     """A run in which the first kind of failure happens at given times, on node 0."""
-    return Job(job, iter([Event(time, 0, 0, (0.0,) * DRAWS) for time in times])).run()
+    return JobSimulation(job, iter([FailureEvent(time, 0, 0, (0.0,) * DRAWS_PER_EVENT) for time in times])).run()
 
 
-def mean(job: Terms, many: int, *, seed: int = 1) -> float:
+def mean(job: JobParameters, many: int, *, seed: int = 1) -> float:
     """The mean wall time over runs."""
     return sum(run(job, number, seed).wall for number in range(many)) / many
 

@@ -7,7 +7,7 @@ from itertools import islice, pairwise, takewhile
 import pytest
 
 from clustersim.hardware.failures import FailureComponent, FailureMode, FailureRate
-from clustersim.reliability.failure_events import events_of, rate_factor
+from clustersim.reliability.failure_events import draw_rate_factor, generate_failures
 from clustersim.scenario.reliability import SparePool
 from tests.reliability.job_helpers import DAY, HOUR, breaking, said, site
 
@@ -17,7 +17,7 @@ GPUS = FailureMode("gpu", FailureRate(FailureComponent.GPU, 1.0 / (512 * 6 * HOU
 def times(
     failure: FailureMode, until: float, run: int = 0, window: float = 5.0 * DAY, scale: float = 1.0
 ) -> list[float]:
-    events = events_of(said([failure], scale=scale), site(), 3, run, window)
+    events = generate_failures(said([failure], scale=scale), site(), 3, run, window)
     return [event.time for event in takewhile(lambda event: event.time <= until, events)]
 
 
@@ -33,7 +33,9 @@ def test_they_come_in_order_whatever_the_window() -> None:
     found = times(GPUS, 20.0 * DAY)
     assert found == sorted(found)
     assert times(GPUS, 20.0 * DAY, window=0.7 * DAY) == pytest.approx(found, rel=1e-12)
-    few, many = (islice(events_of(said([GPUS]), site(), 3, 0, window), 50) for window in (0.7 * DAY, 20.0 * DAY))
+    few, many = (
+        islice(generate_failures(said([GPUS]), site(), 3, 0, window), 50) for window in (0.7 * DAY, 20.0 * DAY)
+    )
     assert [event[1:] for event in few] == [event[1:] for event in many]
 
 
@@ -43,10 +45,10 @@ def test_half_the_rate_is_twice_the_time() -> None:
 
 def test_other_kinds_and_spares_change_nothing() -> None:
     other = replace(breaking(HOUR), name="other")
-    alone = events_of(said([GPUS]), site(), 3, 0, DAY)
-    both = events_of(said([other, GPUS], spares=SparePool(8)), site(), 3, 0, DAY)
+    alone = generate_failures(said([GPUS]), site(), 3, 0, DAY)
+    both = generate_failures(said([other, GPUS], spares=SparePool(8)), site(), 3, 0, DAY)
     first = [event[:1] + event[2:] for event in islice(alone, 30)]
-    assert [event[:1] + event[2:] for event in islice((item for item in both if item.failure == 1), 30)] == first
+    assert [event[:1] + event[2:] for event in islice((item for item in both if item.failure_index == 1), 30)] == first
 
 
 def test_weibull_lives_have_the_mean_that_the_rate_says() -> None:
@@ -76,11 +78,13 @@ def test_a_trace_comes_again_from_a_time_that_is_drawn() -> None:
 
 
 def test_rates_of_a_run_are_lognormal_around_what_is_said() -> None:
-    factors = sorted(rate_factor(2.0, 5, run) for run in range(999))
+    factors = sorted(draw_rate_factor(2.0, 5, run) for run in range(999))
     assert factors[499] == pytest.approx(1.0, rel=0.1)
     assert factors[840] == pytest.approx(2.0, rel=0.2)  # 84 % are below one deviation
-    assert rate_factor(1.0, 5, 0) == 1.0
+    assert draw_rate_factor(1.0, 5, 0) == 1.0
 
 
 def test_where_nothing_breaks_there_are_no_events() -> None:
-    assert [*events_of(said([replace(GPUS, rate=FailureRate(FailureComponent.GPU, 0.0))]), site(), 0, 0, DAY)] == []
+    assert [
+        *generate_failures(said([replace(GPUS, rate=FailureRate(FailureComponent.GPU, 0.0))]), site(), 0, 0, DAY)
+    ] == []

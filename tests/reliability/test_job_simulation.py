@@ -16,8 +16,8 @@ from clustersim.hardware.failures import (
     FailureRate,
     FailureSlowdown,
 )
-from clustersim.reliability.checkpoint_cost import daly, young
-from clustersim.reliability.checkpoint_timeline import Saving
+from clustersim.reliability.checkpoint_cost import daly_interval, young_interval
+from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.scenario.reliability import ElasticPolicy, MaintenanceWindow, ReliabilityModel, SparePool
 from tests.conftest import examples
 from tests.reliability.job_helpers import DAY, HOUR, breaking, mean, run, run_at, said, site, terms
@@ -30,7 +30,7 @@ from tests.reliability.job_helpers import DAY, HOUR, breaking, mean, run, run_at
 )
 def test_without_failures_it_takes_the_steps_and_the_checkpoints(work: float, compute: float, block: float) -> None:
     """One after each interval that is not the last one's end, and one at the end."""
-    found = run(replace(terms(said([]), Saving(compute, block), work), most=1e12))
+    found = run(replace(terms(said([]), CheckpointTimeline(compute, block), work), max_wall=1e12))
     snapshots = max(0, math.ceil(work / compute * (1.0 - 1e-9)) - 1)
     assert found.wall == pytest.approx(work + (snapshots + 1) * block)
     assert found.work == pytest.approx(work)
@@ -52,17 +52,19 @@ def test_the_mean_is_dalys_where_his_assumptions_hold(
     m, r, delta, tau = between * HOUR, restart * 60.0, block * 60.0, compute * 60.0
     work = 200.0 * tau
     expected = m * (math.exp((tau + delta) / m) - 1.0) * math.exp(r / m) * work / tau
-    job = terms(said([breaking(m)], r), Saving(tau, delta), work)
+    job = terms(said([breaking(m)], r), CheckpointTimeline(tau, delta), work)
     assert mean(job, 150) == pytest.approx(expected, rel=0.01)
 
 
 def test_expected_ettr_of_the_published_formula_holds_where_losses_are_small() -> None:
     """E[ETTR] = (1 - N r (u + dt/2)) / (1 + w/dt) (arXiv:2410.21680) is of first order in N r: a failure in 2 days."""
     nodes, rate, restart, every, write = 64, 1.0 / (64 * 2 * DAY), 300.0, 1800.0, 20.0
-    job = terms(said([breaking(1.0 / (nodes * rate))], restart), Saving(every, write), 30.0 * DAY)
+    job = terms(said([breaking(1.0 / (nodes * rate))], restart), CheckpointTimeline(every, write), 30.0 * DAY)
     expected = (1.0 - nodes * rate * (restart + every / 2.0)) / (1.0 + write / every)
     runs = [run(job, number) for number in range(60)]
-    assert sum(item.work for item in runs) / sum(element.wall for element in runs) == pytest.approx(expected, rel=0.01)
+    assert sum(training_run.work for training_run in runs) / sum(item.wall for item in runs) == pytest.approx(
+        expected, rel=0.01
+    )
 
 
 def test_where_restarts_are_as_long_as_the_time_between_failures_the_formula_misleads() -> None:
@@ -70,14 +72,14 @@ def test_where_restarts_are_as_long_as_the_time_between_failures_the_formula_mis
     between, restart, every, write = HOUR, 0.6 * HOUR, 1200.0, 60.0
     first = (1.0 - (restart + every / 2.0) / between) / (1.0 + write / every)
     exact = every / (between * (math.exp((every + write) / between) - 1.0) * math.exp(restart / between))
-    job = terms(said([breaking(between)], restart), Saving(every, write), 2.0 * DAY)
+    job = terms(said([breaking(between)], restart), CheckpointTimeline(every, write), 2.0 * DAY)
     runs = [run(job, number) for number in range(60)]
-    ettr = sum(item.work for item in runs) / sum(element.wall for element in runs)
+    ettr = sum(training_run.work for training_run in runs) / sum(item.wall for item in runs)
     assert ettr == pytest.approx(exact, rel=0.05)
     assert abs(first - exact) > 0.2
 
 
-@pytest.mark.parametrize("formula", [young, daly])
+@pytest.mark.parametrize("formula", [young_interval, daly_interval])
 def test_formulas_are_within_one_percent_of_the_best_interval(formula: object) -> None:
     """Of Daly's exact mean, over all intervals, with checkpoints that take a hundredth of the time between failures."""
     between, cost = 3.0 * HOUR, 0.01 * 3.0 * HOUR
@@ -134,10 +136,12 @@ RELIABILITIES = st.builds(
     maintenance=st.one_of(st.none(), st.just(MaintenanceWindow(3.0 * DAY, 2.0 * HOUR))),
 )
 SAVINGS = st.one_of(
-    st.builds(Saving, st.floats(600.0, 2e4), st.floats(0.0, 300.0)),
-    st.builds(Saving, st.floats(600.0, 2e4), st.floats(0.0, 30.0), st.floats(1.0, 500.0), st.floats(0.0, 50.0)),
+    st.builds(CheckpointTimeline, st.floats(600.0, 2e4), st.floats(0.0, 300.0)),
     st.builds(
-        Saving,
+        CheckpointTimeline, st.floats(600.0, 2e4), st.floats(0.0, 30.0), st.floats(1.0, 500.0), st.floats(0.0, 50.0)
+    ),
+    st.builds(
+        CheckpointTimeline,
         st.floats(600.0, 2e4),
         st.floats(0.0, 30.0),
         st.floats(1.0, 500.0),
@@ -150,10 +154,10 @@ SAVINGS = st.one_of(
 
 @examples(150)
 @given(reliability=RELIABILITIES, saving=SAVINGS, bound=st.booleans(), number=st.integers(0, 3))
-def test_time_is_conserved(reliability: ReliabilityModel, saving: Saving, bound: bool, number: int) -> None:
+def test_time_is_conserved(reliability: ReliabilityModel, saving: CheckpointTimeline, bound: bool, number: int) -> None:
     """Work and losses sum to the wall time; nodes are in the job, idle or in repair; states are a part of it."""
     place = site(bound=bound)
-    job = replace(terms(reliability, saving, 5.0 * DAY, load=60.0, place=place), most=60.0 * DAY)
+    job = replace(terms(reliability, saving, 5.0 * DAY, load=60.0, place=place), max_wall=60.0 * DAY)
     found = run(job, number)
     assert found.work + sum(found.losses.values()) == pytest.approx(found.wall, rel=1e-9)
     assert min(found.losses.values()) >= -1e-6 * found.wall
@@ -167,7 +171,9 @@ def test_time_is_conserved(reliability: ReliabilityModel, saving: Saving, bound:
     assert run(job, number) == found
 
 
-def better(one: ReliabilityModel, other: ReliabilityModel, saving: Saving, faster: Saving) -> None:
+def better(
+    one: ReliabilityModel, other: ReliabilityModel, saving: CheckpointTimeline, faster: CheckpointTimeline
+) -> None:
     """The mean with one is not below that with the other, in the same runs; a thousandth is left to luck."""
     assert mean(terms(other, faster, 5.0 * DAY), 40) <= mean(terms(one, saving, 5.0 * DAY), 40) * 1.001
 
@@ -183,13 +189,13 @@ BROKEN = breaking(
 @pytest.mark.parametrize("few", [0, 1, 2, 4, 8])
 def test_more_spares_never_raise_the_mean(few: int) -> None:
     one, other = (said([BROKEN], 300.0, spares=SparePool(nodes)) for nodes in (few, few + 1))
-    better(one, other, Saving(1800.0, 30.0), Saving(1800.0, 30.0))
+    better(one, other, CheckpointTimeline(1800.0, 30.0), CheckpointTimeline(1800.0, 30.0))
 
 
 def test_faster_storage_restarts_and_detection_never_raise_the_mean() -> None:
     slow = said([BROKEN], 300.0, spares=SparePool(8))
-    saving = Saving(1800.0, 30.0)
-    better(slow, slow, saving, Saving(1800.0, 15.0))
+    saving = CheckpointTimeline(1800.0, 30.0)
+    better(slow, slow, saving, CheckpointTimeline(1800.0, 15.0))
     better(slow, said([BROKEN], 100.0, spares=SparePool(8)), saving, saving)
     better(
         slow,
@@ -211,7 +217,7 @@ def test_a_slow_part_slows_the_job_until_it_is_found() -> None:
         slowdown=FailureSlowdown(0.8),
         repair_time=DurationDistribution.constant(1.0),
     )
-    job = terms(said([slow], 100.0, spares=SparePool(1)), Saving(1e5, 10.0), 3000.0)
+    job = terms(said([slow], 100.0, spares=SparePool(1)), CheckpointTimeline(1e5, 10.0), 3000.0)
     found = run_at(job, 1000.0)
     assert found.losses["degraded"] == pytest.approx(100.0)
     assert found.losses["restart"] == 100.0
@@ -230,13 +236,13 @@ def test_wrong_numbers_are_gone_back_behind() -> None:
         FailureDomain.NOTHING,
         discovery_time=DurationDistribution.constant(1500.0),
     )
-    found = run_at(terms(said([wrong], 100.0), Saving(1000.0, 10.0), 10_000.0), 2500.0)
+    found = run_at(terms(said([wrong], 100.0), CheckpointTimeline(1000.0, 10.0), 10_000.0), 2500.0)
     assert found.losses["lost_work"] == pytest.approx(4000.0 - 30.0 - 2000.0)
 
 
 def test_peers_have_what_one_node_lost_and_not_what_a_rack_did() -> None:
     """Snapshots every 100 s, each tenth stored: a node costs what came since the last one, a rack since the tenth."""
-    saving = Saving(100.0, 0.0, 1.0, 0.0, 10, peers=True)
+    saving = CheckpointTimeline(100.0, 0.0, 1.0, 0.0, 10, has_peer_copies=True)
     for takes, safe in ((FailureDomain.NODE, 1500.0), (FailureDomain.RACK, 1000.0)):
         lost = FailureMode("it", FailureRate(FailureComponent.JOB, 1e-9), failure_domain=takes)
         found = run_at(terms(said([lost], 10.0, spares=SparePool(4)), saving, 5000.0), 1550.0)
@@ -251,7 +257,7 @@ def test_a_job_that_shrinks_goes_on_with_what_is_left() -> None:
         failure_domain=FailureDomain.NODE,
         repair_time=DurationDistribution.constant(1e8),
     )
-    job = terms(said([lost], 0.0, spares=SparePool(0)), Saving(500.0, 0.0), 64_000.0)
+    job = terms(said([lost], 0.0, spares=SparePool(0)), CheckpointTimeline(500.0, 0.0), 64_000.0)
     assert not run_at(job, 1000.0).finished
     shrunk = replace(job, reliability=replace(job.reliability, elastic=ElasticPolicy.SHRINK_BATCH))
     found = run_at(shrunk, 1000.0)
@@ -268,7 +274,7 @@ def test_nodes_that_come_back_are_used_again() -> None:
         repair_time=DurationDistribution.constant(1e4),
     )
     said_ = said([lost], 50.0, spares=SparePool(0), elastic=ElasticPolicy.SHRINK_BATCH)
-    found = run_at(terms(said_, Saving(500.0, 0.0), 64_000.0), 1000.0)
+    found = run_at(terms(said_, CheckpointTimeline(500.0, 0.0), 64_000.0), 1000.0)
     assert found.losses["restart"] == 100.0
     assert found.losses["degraded"] == pytest.approx((1e4 - 50.0) / 64)
 
@@ -282,7 +288,9 @@ def test_of_crews_one_repairs_one_node_at_a_time() -> None:
             failure_domain=FailureDomain.RACK,
             repair_time=DurationDistribution.constant(1000.0),
         )
-        job = terms(said([lost], spares=SparePool(0), crews=crews), Saving(50.0, 0.0), 1e4, place=site(per_rack=2))
+        job = terms(
+            said([lost], spares=SparePool(0), crews=crews), CheckpointTimeline(50.0, 0.0), 1e4, place=site(per_rack=2)
+        )
         assert run_at(job, 100.0).losses["waiting"] == pytest.approx(waits)
 
 
@@ -295,13 +303,15 @@ def test_a_node_of_a_domain_is_replaced_from_its_rack_or_with_it() -> None:
         repair_time=DurationDistribution.constant(1000.0),
     )
     for spares, waits in ((SparePool(3), 1000.0), (SparePool(4), 0.0), (SparePool(0, 1), 0.0)):
-        job = terms(said([lost], spares=spares), Saving(50.0, 0.0), 1e4, place=site(bound=True))
+        job = terms(said([lost], spares=spares), CheckpointTimeline(50.0, 0.0), 1e4, place=site(bound=True))
         assert run_at(job, 100.0).losses["waiting"] == pytest.approx(waits)
 
 
 def test_maintenance_comes_behind_a_checkpoint() -> None:
     """Every 10,000 s for 100 s: of 25,000 s of work two times, with a checkpoint of 5 s and a restart of 20 s each."""
-    found = run(terms(said([], 20.0, maintenance=MaintenanceWindow(1e4, 100.0)), Saving(1e6, 5.0), 25_000.0))
+    found = run(
+        terms(said([], 20.0, maintenance=MaintenanceWindow(1e4, 100.0)), CheckpointTimeline(1e6, 5.0), 25_000.0)
+    )
     assert found.losses["maintenance"] == 200.0
     assert found.losses["lost_work"] == 0.0
     assert found.losses["restart"] == 40.0

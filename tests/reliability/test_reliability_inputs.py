@@ -8,10 +8,15 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.hardware.failures import FailureComponent, FailureDomain, FailureSlowdown
 from clustersim.model.transformer import parameter_count
-from clustersim.reliability.checkpoint_cost import in_repair, mean_time_to_interruption, storing, work_of
-from clustersim.reliability.cluster_states import States
-from clustersim.reliability.failure_domains import site_of
-from clustersim.reliability.run_estimate import estimate, least_days
+from clustersim.reliability.checkpoint_cost import (
+    build_checkpoint_cost,
+    mean_nodes_in_repair,
+    mean_time_to_interruption,
+    total_work,
+)
+from clustersim.reliability.cluster_states import ClusterStates
+from clustersim.reliability.failure_domains import build_failure_domains
+from clustersim.reliability.run_estimate import days_lower_bound, estimate_run
 from clustersim.results.memory_check import checkpoint_bytes
 from tests.planning.layouts.search_scenarios import job
 
@@ -32,18 +37,26 @@ def _on(cluster: str, gpus: int) -> Scenario:
 
 def test_components_are_those_of_the_cluster() -> None:
     """40 nodes of 8 GPUs and NICs: rails of 32 nodes, so 8 leaf switches for the first 32 and 8 for the others."""
-    site = site_of(_on("dgx-h100", 320))
+    site = build_failure_domains(_on("dgx-h100", 320))
     counts = site.counts
-    assert [counts.of(failure_component) for failure_component in FailureComponent] == [320, 40, 320, 320, 16, 10, 1]
-    assert site.taken(FailureDomain.NODE, 5) == (5,)
-    assert site.taken(FailureDomain.RACK, 5) == (4, 5, 6, 7)
-    assert site.taken(FailureDomain.LEAF, 5) == tuple(range(32))
-    assert site.taken(FailureDomain.NOTHING, 5) == ()
+    assert [counts.count_of(failure_component) for failure_component in FailureComponent] == [
+        320,
+        40,
+        320,
+        320,
+        16,
+        10,
+        1,
+    ]
+    assert site.lost_nodes(FailureDomain.NODE, 5) == (5,)
+    assert site.lost_nodes(FailureDomain.RACK, 5) == (4, 5, 6, 7)
+    assert site.lost_nodes(FailureDomain.LEAF, 5) == tuple(range(32))
+    assert site.lost_nodes(FailureDomain.NOTHING, 5) == ()
 
 
 def test_nodes_of_an_nvlink_domain_are_a_rack_that_is_bound() -> None:
-    site = site_of(_on("gb200-nvl72", 144))
-    assert (site.per_rack, site.bound, site.counts.racks) == (18, True, 2)
+    site = build_failure_domains(_on("gb200-nvl72", 144))
+    assert (site.nodes_per_rack, site.is_nvlink_rack, site.counts.racks) == (18, True, 2)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +74,22 @@ def test_a_checkpoint_has_every_weight_once(layout: dict[str, Any]) -> None:
 def test_writing_takes_the_bytes_over_the_narrowest_way() -> None:
     """14 TB over storage of 100 GB/s, or over 2 nodes of 10 GB/s; others wait for the copy to the host alone."""
     said = {"size": "14 TB", "bandwidth": "100 GB/s", "read_bandwidth": "200 GB/s", "overhead": "3 s", "write": "sync"}
-    sync = storing(_with(**said))
-    assert (sync.block, sync.drain, sync.read, sync.stop) == (143.0, 0.0, 70.0, 143.0)
-    assert storing(_with(**said, bandwidth_per_node="10 GB/s")).block == 703.0
-    later = storing(_with(**{**said, "write": "async"}, snapshot="1 s", interference=0.1))
-    assert later.block == pytest.approx(1.0 + 14e12 / 16 / _host_rate())
-    assert (later.drain, later.cost) == (143.0, pytest.approx(later.block + 14.3))
-    peers = storing(_with(**{**said, "write": "peers"}, snapshot="1 s", interference=0.1, stored_every=10))
-    assert peers.cost == pytest.approx(later.block + 1.43)
-    assert peers.saving(5.0).compute == 14.3  # storage takes no more
+    sync = build_checkpoint_cost(_with(**said))
+    assert (sync.block_seconds, sync.drain_seconds, sync.read_seconds, sync.synchronous_seconds) == (
+        143.0,
+        0.0,
+        70.0,
+        143.0,
+    )
+    assert build_checkpoint_cost(_with(**said, bandwidth_per_node="10 GB/s")).block_seconds == 703.0
+    later = build_checkpoint_cost(_with(**{**said, "write": "async"}, snapshot="1 s", interference=0.1))
+    assert later.block_seconds == pytest.approx(1.0 + 14e12 / 16 / _host_rate())
+    assert (later.drain_seconds, later.delay_seconds) == (143.0, pytest.approx(later.block_seconds + 14.3))
+    peers = build_checkpoint_cost(
+        _with(**{**said, "write": "peers"}, snapshot="1 s", interference=0.1, stored_every=10)
+    )
+    assert peers.delay_seconds == pytest.approx(later.block_seconds + 1.43)
+    assert peers.build_timeline(5.0).interval == 14.3  # storage takes no more
 
 
 def _with(**checkpoint: Any) -> Scenario:
@@ -92,20 +112,20 @@ def test_rates_add_up_and_repairs_follow_littles_law() -> None:
     scenario = Scenario.from_mapping(
         {**TWO_NODES, "reliability": {"preset": "rsc-2", "failures": {"any": None, **only}}}
     )
-    site, said = site_of(scenario), scenario.reliability
+    site, said = build_failure_domains(scenario), scenario.reliability
     assert mean_time_to_interruption(said, site) == pytest.approx(86400.0 / 0.4)
-    assert in_repair(said, site) == pytest.approx(1.0)
+    assert mean_nodes_in_repair(said, site) == pytest.approx(1.0)
 
 
 def test_steps_are_counted_whole() -> None:
     scenario = Scenario.from_mapping({**TWO_NODES, "economics": {"tokens": 64 * 1024 * 10 + 1}})
-    assert work_of(scenario, 2.0) == (22.0, 64 * 1024 * 10 + 1)
+    assert total_work(scenario, 2.0) == (22.0, 64 * 1024 * 10 + 1)
 
 
 def test_states_are_simulations_of_the_changed_scenario() -> None:
     """A slow GPU; one node fewer: 4 replicas do 16 microbatches instead of 8, or 8 with half of the batch."""
     scenario = Scenario.from_mapping({**TWO_NODES, "reliability": {"elastic": "keep-batch"}})
-    states = States(scenario, simulate(scenario))
+    states = ClusterStates(scenario, simulate(scenario))
     base = states.healthy.step_time
     name, pace = states(0, FailureSlowdown(0.5))
     slow = simulate(scenario.with_overrides("disturbances.slow=[{gpu: 8, speed: 0.5}]"))
@@ -115,7 +135,7 @@ def test_states_are_simulations_of_the_changed_scenario() -> None:
     assert (name, pace) == ("4 of 8 replicas", base / simulate(scenario.with_overrides(fewer)).step_time)
     shrunk = scenario.with_overrides("reliability.elastic=shrink-batch")
     half = simulate(shrunk.with_overrides([*fewer, "training.global_batch=32"])).step_time
-    assert States(shrunk, simulate(shrunk))(1, None)[1] == pytest.approx(0.5 * base / half)
+    assert ClusterStates(shrunk, simulate(shrunk))(1, None)[1] == pytest.approx(0.5 * base / half)
     assert states(2, None) == ("cannot run", 0.0)
     assert states(0, None) == ("healthy", 1.0)
 
@@ -124,8 +144,8 @@ def test_days_of_an_estimate_are_not_undercut() -> None:
     """By the bound of the same step, which lacks what comes behind the last failure but one, and by shorter ones'."""
     scenario = job("economics.tokens=300B", "reliability.rates=300")
     result = simulate(scenario)
-    found = estimate(result.scenario, result.step_time)
-    bounds = [least_days(scenario, part * result.step_time) for part in (0.5, 0.9, 1.0)]
+    found = estimate_run(result.scenario, result.step_time)
+    bounds = [days_lower_bound(scenario, part * result.step_time) for part in (0.5, 0.9, 1.0)]
     assert bounds == sorted(bounds)
     assert 0.95 * found.days <= bounds[-1] <= found.days
     ideal = math.ceil(300e9 / (8 * 1024)) * result.step_time / 86400.0

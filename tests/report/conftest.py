@@ -5,23 +5,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.timeline_data import Kernels, Path, Row, Spans, Timeline
+from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle
+from clustersim.report.timeline_data import KernelTemplates, PipelineTimeline, TimelinePath, TimelineRow, TimelineSpans
 
 FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
-Box = tuple[int, Category, int, int]  # stage, category, microbatch, chunk
+Box = tuple[int, CategoryStyle, int, int]  # stage, category, microbatch, chunk
 
 
-def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Category, int, int]]:
+def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[CategoryStyle, int, int]]:
     """Interleaved 1F1B of one rank (Narayanan 2021, section 2.2): warm-up forwards, then one of each, then the rest."""
     total = microbatches * chunks
     group = stages * chunks
 
-    def forward(k: int) -> tuple[Category, int, int]:
-        return Category.FORWARD, k // group * stages + k % stages, k % group // stages
+    def forward(k: int) -> tuple[CategoryStyle, int, int]:
+        return CategoryStyle.FORWARD, k // group * stages + k % stages, k % group // stages
 
-    def backward(k: int) -> tuple[Category, int, int]:
-        return Category.BACKWARD, k // group * stages + k % stages, chunks - 1 - k % group // stages
+    def backward(k: int) -> tuple[CategoryStyle, int, int]:
+        return CategoryStyle.BACKWARD, k // group * stages + k % stages, chunks - 1 - k % group // stages
 
     extra = (stages - stage - 1) * (2 if chunks > 1 else 1) + (chunks - 1) * stages
     warm = min(total, extra)
@@ -33,10 +33,10 @@ def needs(box: Box, stages: int, chunks: int) -> Box | None:
     """The box whose output this one waits for."""
     stage, category, microbatch, chunk = box
     place = chunk * stages + stage
-    if category is Category.FORWARD:
+    if category is CategoryStyle.FORWARD:
         return None if place == 0 else ((place - 1) % stages, category, microbatch, (place - 1) // stages)
     if place == stages * chunks - 1:
-        return (stage, Category.FORWARD, microbatch, chunk)
+        return (stage, CategoryStyle.FORWARD, microbatch, chunk)
     return ((place + 1) % stages, category, microbatch, (place + 1) // stages)
 
 
@@ -52,39 +52,39 @@ def run(stages: int, microbatches: int, chunks: int) -> list[tuple[Box, float, f
                 box: Box = (stage, *queue.pop(0))
                 came = 0.0 if need is None else done[need] + (SEND if need[0] != stage else 0.0)
                 start = max(free[stage], came)
-                end = start + (FORWARD if box[1] is Category.FORWARD else BACKWARD) / chunks
+                end = start + (FORWARD if box[1] is CategoryStyle.FORWARD else BACKWARD) / chunks
                 out.append((box, free[stage], start, end, need if came > free[stage] else None))
                 free[stage] = done[box] = end
     return out
 
 
-def timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stage") -> Timeline:
+def timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stage") -> PipelineTimeline:
     """Boxes, their sends, and a gradient reduce-scatter and optimizer step at the end."""
     ran = run(stages, microbatches, chunks)
     number = {box: index for index, (box, *_) in enumerate(ran)}
     columns: list[tuple[float, ...]] = []
     for (stage, category, microbatch, chunk), waiting, start, end, cause in ran:
-        look = CATEGORIES.index(category)
+        look = CATEGORY_STYLES.index(category)
         after = number[cause] if cause else -1
         columns.append((stage, 0, look, microbatch, chunk, waiting, start, end, 0, look % 2, 2, after))
     for (stage, _, microbatch, chunk), _, _, end, _ in ran if stages > 1 else []:
-        look = CATEGORIES.index(Category.PIPELINE)
+        look = CATEGORY_STYLES.index(CategoryStyle.PIPELINE)
         columns.append((stage, 2, look, microbatch, chunk, end, end, end + SEND, 2**27, 3, -1, -1))
     last = {stage: max(end for (at, *_), _, _, end, _ in ran if at == stage) for stage in range(stages)}
     for stage, end in last.items():
-        reduce, step = CATEGORIES.index(Category.DATA), CATEGORIES.index(Category.OPTIMIZER)
+        reduce, step = CATEGORY_STYLES.index(CategoryStyle.DATA), CATEGORY_STYLES.index(CategoryStyle.OPTIMIZER)
         columns.append((stage, 1, reduce, -1, -1, end, end - 5e-3, end + 1e-2, 3e9, 4, -1, -1))
         columns.append((stage, 0, step, -1, -1, end, end + 1e-2, end + 1.6e-2, 0, 5, -1, len(columns) - 1))
-    return Timeline(
-        rows=tuple(Row(f"{label} {stage}", str(stage), stage * 8, 1024) for stage in range(stages)),
+    return PipelineTimeline(
+        rows=tuple(TimelineRow(f"{label} {stage}", str(stage), stage * 8, 1024) for stage in range(stages)),
         lanes=("compute", "data parallel", "pipeline"),
         spans=spans(np.array(columns, dtype=float)),
         path=path(ran),
-        kernels=Kernels.none(len(columns)),
+        kernels=KernelTemplates.empty(len(columns)),
     )
 
 
-def spans(table: np.ndarray) -> Spans:
+def spans(table: np.ndarray) -> TimelineSpans:
     """Columns in the order of Spans' fields."""
     whole = [table[:, index].astype(np.int64) for index in range(12)]
     texts = (
@@ -95,7 +95,7 @@ def spans(table: np.ndarray) -> Spans:
         "reduce",
         "Adam",
     )
-    return Spans(
+    return TimelineSpans(
         *whole[:5],
         table[:, 5],
         table[:, 6],
@@ -110,7 +110,7 @@ def spans(table: np.ndarray) -> Spans:
     )
 
 
-def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> Path:
+def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> TimelinePath:
     """Back from the last end: through the cause where there was one, else through the stage's previous box."""
     by_box = {box: (start, end, cause) for box, _, start, end, cause in ran}
     ends = {(box[0], round(end, 9)): box for box, _, _, end, _ in ran}
@@ -121,12 +121,12 @@ def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> Path:
         pieces.append((box[0], start, end))
         box = cause or ends.get((box[0], round(start, 9)))
     row, start_, end_ = zip(*reversed(pieces), strict=True)
-    return Path(
+    return TimelinePath(
         np.array(row), np.zeros(len(row), dtype=np.int64), np.array(start_), np.array(end_), np.ones(len(row), np.bool_)
     )
 
 
 @pytest.fixture
-def make_timeline() -> Callable[..., Timeline]:
+def make_timeline() -> Callable[..., PipelineTimeline]:
     """Build a timeline from stages, microbatches, chunks and what a row is called."""
     return timeline

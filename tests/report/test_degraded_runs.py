@@ -13,15 +13,20 @@ import pytest
 from clustersim.common.units import format_seconds
 from clustersim.report.comparison_page import comparison_page
 from clustersim.report.draw.timeline_figure import timeline_caption
-from clustersim.report.labels import disturbed_line, gpu_line
-from clustersim.report.panels.stragglers import SHARED_DELAY, is_told, nobody_slow, waiting_figure
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
+from clustersim.report.labels import describe_degradations, describe_gpus
+from clustersim.report.panels.stragglers import (
+    SHARED_DELAY_NOTE,
+    describe_no_stragglers,
+    has_straggler_content,
+    waiting_figure,
+)
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
-from clustersim.report.step_breakdown import times_of
-from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.timeline_arrays import drawing
-from clustersim.report.timeline_data import Timeline
+from clustersim.report.step_breakdown import step_breakdown
+from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle
+from clustersim.report.timeline_arrays import build_drawing
+from clustersim.report.timeline_data import PipelineTimeline
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.page_reader import figures, unpacked
 from tests.small_pipeline import pipeline, printed, simulated
@@ -29,8 +34,8 @@ from tests.small_pipeline import pipeline, printed, simulated
 SLOW = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
 
 
-def timeline_shown(result: SimulationResult) -> Timeline:
-    return timeline_of(result, shown_ranks(result))
+def timeline_shown(result: SimulationResult) -> PipelineTimeline:
+    return build_timeline(result, select_ranks(result))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,7 @@ def slow() -> SimulationResult:
 
 
 @pytest.fixture(scope="module")
-def timeline(slow: SimulationResult) -> Timeline:
+def timeline(slow: SimulationResult) -> PipelineTimeline:
     return timeline_shown(slow)
 
 
@@ -55,8 +60,8 @@ def steps() -> SimulationResult:
 
 def test_one_healthy_step_says_nothing_of_steps_and_stragglers() -> None:
     healthy = simulated()
-    assert not is_told(healthy)
-    assert timeline_shown(healthy).ends == ()
+    assert not has_straggler_content(healthy)
+    assert timeline_shown(healthy).step_ends == ()
     assert not {"steps", "waiting"} & figures(run_page(healthy)).keys()
     assert not re.search("disturbed|straggler|steps:", printed(healthy))
 
@@ -68,7 +73,7 @@ def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: SimulationResul
         assert "25.0%" in text  # 1 / 0.8 of the time
 
 
-def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline: Timeline) -> None:
+def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline: PipelineTimeline) -> None:
     rows = timeline.rows
     titles = [row.title for row in rows if row.label == "stage 2"]
     assert "stage 2, slow rank 9" in titles
@@ -78,7 +83,7 @@ def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline:
 
 def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: SimulationResult) -> None:
     (straggler,) = slow.stragglers.slowest
-    assert straggler.waits == pytest.approx(slow.wait_times.least[straggler.kind])
+    assert straggler.wait_seconds == pytest.approx(slow.wait_times.minimum[straggler.program_index])
     assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
     drawn = waiting_figure(slow).traces
     assert [trace["name"] for trace in drawn] == ["the one that waits most", "mean", "straggler"]
@@ -93,8 +98,8 @@ def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_h
 ) -> None:
     waits = slow.wait_times
     most, mean, straggler = figures(page)["waiting"]["traces"]
-    assert numbers(most) == pytest.approx(1e3 * (waits.most - waits.least), abs=1e-6)  # in ms
-    assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.least), abs=1e-6)
+    assert numbers(most) == pytest.approx(1e3 * (waits.maximum - waits.minimum), abs=1e-6)  # in ms
+    assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.minimum), abs=1e-6)
     assert numbers(straggler) == [0.0]
     assert numbers(mean)[2] > 0.5 * numbers(most)[2] > 5.0  # one of four is slow, those that meet it wait for it
 
@@ -102,12 +107,12 @@ def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_h
 def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() -> None:
     result = simulated("disturbances.nics={gpu: 9, bandwidth: 2 %}")
     first = result.stragglers.slowest[0]
-    assert (first.ranks, first.computes_slowly) == ((9,), False)
+    assert (first.ranks, first.has_slow_kernels) == ((9,), False)
     words = "straggler: rank 9 (stage 2): communication takes "
-    assert f"{words}{format_seconds(first.delay)} longer than is usual there" in printed(result, 200)
-    assert SHARED_DELAY in run_page(result)
+    assert f"{words}{format_seconds(first.comm_delay)} longer than is usual there" in printed(result, 200)
+    assert SHARED_DELAY_NOTE in run_page(result)
     assert "stage 2, slow rank 9" in [row.title for row in timeline_shown(result).rows]
-    assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.delay
+    assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.comm_delay
 
 
 def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
@@ -121,9 +126,9 @@ def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
 def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
     alone = ["layout={tp: 1, dp: 16, data: fsdp}", "training.global_batch=16", "disturbances.slow={gpu: 9, speed: 0.8}"]
     result = simulated(*alone)
-    assert is_told(result)
+    assert has_straggler_content(result)
     (straggler,) = result.stragglers.slowest
-    assert (straggler.ranks, straggler.waits) == ((9,), 0.0)
+    assert (straggler.ranks, straggler.wait_seconds) == ((9,), 0.0)
     assert "<td>0 s</td></tr>" in run_page(result)
 
 
@@ -138,19 +143,19 @@ def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
 @pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
 def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(override: str, steps: str) -> None:
     result = simulated(override, steps)
-    assert is_told(result)
-    assert result.stragglers.ranks == 0
-    assert disturbed_line(result.scenario) in nobody_slow(result)
+    assert has_straggler_content(result)
+    assert result.stragglers.rank_count == 0
+    assert describe_degradations(result.scenario) in describe_no_stragglers(result)
     page = run_page(result)
     for text in (" ".join(printed(result, 200).split()), html.unescape(page)):
         assert "is not visible as kernel or communication time of single ranks" in text
         assert "none is a straggler" not in text
     assert "Who waits for whom" in page
-    assert ("Jitter evens out" in nobody_slow(result)) is ("jitter" in override)
+    assert ("Jitter evens out" in describe_no_stragglers(result)) is ("jitter" in override)
 
 
 def test_table_and_page_show_the_critical_path_beside_the_mean(slow: SimulationResult, page: str) -> None:
-    assert times_of(slow).path.sum() == pytest.approx(slow.step_time)
+    assert step_breakdown(slow).critical_path_seconds.sum() == pytest.approx(slow.step_time)
     slowed = slow.critical_path_breakdown["slowed by communication"]
     (line,) = [line for line in printed(slow, 200).splitlines() if line.startswith("slowed by communication")]
     assert format_seconds(slowed) in line
@@ -165,12 +170,14 @@ def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: SimulationResul
 
 
 def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(
-    slow: SimulationResult, timeline: Timeline
+    slow: SimulationResult, timeline: PipelineTimeline
 ) -> None:
-    assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
-    partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
+    assert unpacked(build_drawing(timeline).arrays)["slowed"].sum() == pytest.approx(
+        timeline.spans.slowed.sum(), rel=1e-6
+    )
+    partner = build_drawing(build_timeline(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
     read = unpacked(partner.arrays)
-    assert (read["waited"][read["look"] == CATEGORIES.index(Category.FORWARD)] > 0).all()
+    assert (read["waited"][read["look"] == CATEGORY_STYLES.index(CategoryStyle.FORWARD)] > 0).all()
 
 
 def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
@@ -183,23 +190,23 @@ def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() ->
 
 def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None:
     result = simulated("disturbances.jitter=5%")
-    trace, ranks = result.trace, shown_ranks(result)
+    trace, ranks = result.trace, select_ranks(result)
     on_path = np.bincount(trace.rank[result.critical_path], minlength=16)
     assert result.program.program_index[ranks].tolist() == [0, 1, 2, 3]
     assert on_path[ranks].min() > 0
     assert timeline_shown(result).path.row.tolist()
 
 
-def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(timeline: Timeline) -> None:
-    def links(shown: Timeline) -> int:
-        return int(unpacked(drawing(shown).arrays)["pathFollows"].sum())
+def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(timeline: PipelineTimeline) -> None:
+    def links(shown: PipelineTimeline) -> int:
+        return int(unpacked(build_drawing(shown).arrays)["pathFollows"].sum())
 
-    follows = timeline.path.follows.copy()
+    follows = timeline.path.is_connected.copy()
     crossing = np.flatnonzero(np.diff(timeline.path.row)) + 1
     follows[crossing[follows[crossing]][0]] = False
-    broken = replace(timeline, path=replace(timeline.path, follows=follows))
+    broken = replace(timeline, path=replace(timeline.path, is_connected=follows))
     assert links(broken) == links(timeline) - 1
-    assert "runs through ranks that are not shown" in timeline_caption(drawing(broken))
+    assert "runs through ranks that are not shown" in timeline_caption(build_drawing(broken))
 
 
 def test_steps_are_told_as_mean_and_distribution(steps: SimulationResult) -> None:
@@ -216,13 +223,15 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
     steps: SimulationResult,
 ) -> None:
     timeline = timeline_shown(steps)
-    assert timeline.ends == pytest.approx(np.cumsum(steps.step_times)[:2])
+    assert timeline.step_ends == pytest.approx(np.cumsum(steps.step_times)[:2])
     spans = timeline.spans
     assert spans.end.max() == pytest.approx(steps.step_times.sum(), rel=0.01)  # the last rank of all is not shown
-    forwards = np.flatnonzero(spans.category == CATEGORIES.index(Category.FORWARD))
-    assert (spans.per_step, int(spans.microbatch[forwards].max())) == (8, 3 * 8 - 1)
-    drawn = drawing(timeline)
-    assert unpacked(drawn.arrays)["ends"] * drawn.tick == pytest.approx(timeline.ends, abs=drawn.tick)
+    forwards = np.flatnonzero(spans.category == CATEGORY_STYLES.index(CategoryStyle.FORWARD))
+    assert (spans.microbatches_per_step, int(spans.microbatch[forwards].max())) == (8, 3 * 8 - 1)
+    drawn = build_drawing(timeline)
+    assert unpacked(drawn.arrays)["ends"] * drawn.tick_seconds == pytest.approx(
+        timeline.step_ends, abs=drawn.tick_seconds
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,7 +256,7 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
     ],
 )
 def test_what_is_disturbed_is_one_line(overrides: Sequence[str], words: str) -> None:
-    assert disturbed_line(pipeline(*overrides)) == words
+    assert describe_degradations(pipeline(*overrides)) == words
 
 
 @pytest.mark.parametrize(
@@ -258,13 +267,13 @@ def test_of_a_bundle_the_line_says_how_many_links_are_meant(what: str, words: st
     end = "at 50 %" if "bandwidth" in what else "dead"
     pod = ["cluster={name: llama3-roce, gpus: 512}", "layout.dp=64", "training.global_batch=64"]
     change = f"disturbances.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
-    assert disturbed_line(pipeline(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
+    assert describe_degradations(pipeline(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
 
 
 def test_of_mixed_accelerators_each_is_counted() -> None:
     mixed = pipeline("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}")
-    assert gpu_line(pipeline()) == "h100-sxm-80gb"
-    assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
+    assert describe_gpus(pipeline()) == "h100-sxm-80gb"
+    assert describe_gpus(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
 def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: SimulationResult) -> None:

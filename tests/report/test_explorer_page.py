@@ -7,22 +7,22 @@ from functools import cache
 from html import unescape
 
 from clustersim import Scenario
-from clustersim.planning.explorer.explorer_data import tables
+from clustersim.planning.explorer.explorer_data import build_exploration_tables
 from clustersim.report.explorer_page import explorer_page
-from clustersim.results.explorer_tables import Exploration, Point, Study
+from clustersim.results.explorer_tables import ExplorerData, ScalingPoint, ScalingStudy
 from tests.planning.explorer_scenarios import MIXTURES, few_choices
 
 MOST_BYTES = 15_000_000
 EVIL = "<script>alert(1)</script>&\"'"
 POINTS = (
-    Point("tp 1", 8, step_time=2.0, tokens_per_gpu=100.0, peak=1e9, fits=True, own=True),
-    Point("tp 2", 16, step_time=1.0, tokens_per_gpu=90.0, peak=1e12),
-    Point("tp 4", 32, missing=f"no {EVIL}"),
+    ScalingPoint("tp 1", 8, step_time=2.0, tokens_per_gpu=100.0, peak_memory=1e9, fits=True, is_baseline=True),
+    ScalingPoint("tp 2", 16, step_time=1.0, tokens_per_gpu=90.0, peak_memory=1e12),
+    ScalingPoint("tp 4", 32, missing_reason=f"no {EVIL}"),
 )
 
 
 @cache
-def exploration() -> Exploration:
+def exploration() -> ExplorerData:
     scenario = Scenario.from_mapping(
         {
             "name": EVIL,
@@ -32,9 +32,9 @@ def exploration() -> Exploration:
             "training": {"sequence": 768, "global_batch": 12, "microbatch": 3, "recompute": {"layers": 1}},
         }
     )
-    studies = tuple(Study(name, f"{name} {EVIL}", EVIL, POINTS) for name in ("weak", "strong", "layouts"))
+    studies = tuple(ScalingStudy(name, f"{name} {EVIL}", EVIL, POINTS) for name in ("weak", "strong", "layouts"))
     with few_choices():
-        return replace(tables(scenario), studies=studies, notes=(EVIL,))
+        return replace(build_exploration_tables(scenario), studies=studies, notes=(EVIL,))
 
 
 @cache
@@ -92,7 +92,7 @@ def test_without_studies_there_is_no_card_of_them() -> None:
 
 def test_a_mixture_has_controls_of_its_experts() -> None:
     with few_choices():
-        text = explorer_page(tables(Scenario.from_mapping(MIXTURES["latent"])))
+        text = explorer_page(build_exploration_tables(Scenario.from_mapping(MIXTURES["latent"])))
     for key in ("ep", "etp", "dispatcher"):
         assert f'<label for="control-{key}"' in text
         assert f'id="control-{key}"' not in page()
@@ -105,8 +105,8 @@ def test_no_figure_is_drawn_in_place_of_something_else() -> None:
     """A study of experts is beside what a rank sends to experts; every name on the page is of one element."""
     known = exploration()
     with few_choices():
-        mixture = tables(Scenario.from_mapping(MIXTURES["mixed"]))
-    studies = (*known.studies, *(Study(name, name, "", POINTS) for name in ("experts", "zero")))
+        mixture = build_exploration_tables(Scenario.from_mapping(MIXTURES["mixed"]))
+    studies = (*known.studies, *(ScalingStudy(name, name, "", POINTS) for name in ("experts", "zero")))
     text = explorer_page(replace(mixture, studies=studies)).split('id="figures"')[0]
     names = re.findall(r'<[^<>]*\sid="([^"]+)"', text)
     assert len(names) == len(set(names))

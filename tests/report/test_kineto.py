@@ -19,15 +19,21 @@ from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.report.export import write_traces
-from clustersim.report.export.kineto_kernels import called_kernel
-from clustersim.report.export.write_traces import require_directory, write_kineto_files
-from clustersim.results.comm_overlap import overlap
+from clustersim.report.export.kineto_kernels import to_kineto_kernel
+from clustersim.report.export.write_traces import require_kineto_directory, write_kineto_files
+from clustersim.results.comm_overlap import compute_overlap
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import Part
+from clustersim.results.time_categories import TimeCategory
 from tests.report.small_trace import simulated
 
-GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
-EXPOSED = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
+GPU_PARTS = (
+    TimeCategory.COMPUTE,
+    TimeCategory.RECOMPUTE,
+    TimeCategory.OPTIMIZER,
+    TimeCategory.LAUNCH,
+    TimeCategory.SLOWED,
+)
+EXPOSED = (TimeCategory.EXPOSED_TP, TimeCategory.EXPOSED_CP, TimeCategory.EXPOSED_DP, TimeCategory.EXPOSED_PP)
 ONE_STAGE = ("layout.pp=1", "layout.dp=4")
 ALONE = ("cost.interference=0", "cost.network=uncontended")
 OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
@@ -77,7 +83,7 @@ def common(first: Intervals, second: Intervals) -> float:
 def test_kernels_last_as_long_as_the_breakdown_says(tmp_path: Path, overrides: tuple[str, ...], rank: int) -> None:
     result = simulated(*overrides)
     computing = merged([kernel for kernel in kernels(written(tmp_path, result, rank)) if not is_communication(kernel)])
-    parts = result.breakdown.of(rank)
+    parts = result.breakdown.rank_seconds(rank)
     assert seconds(computing) == pytest.approx(sum(parts[part.value] for part in GPU_PARTS), rel=1e-5)
 
 
@@ -87,7 +93,7 @@ def test_communication_beside_no_kernel_is_what_is_exposed(tmp_path: Path, overr
     events = kernels(written(tmp_path, result, 3))
     computing = merged([event for event in events if not is_communication(event)])
     moving = merged([item for item in events if is_communication(item)])
-    exposed = sum(result.breakdown.of(3)[part.value] for part in EXPOSED)
+    exposed = sum(result.breakdown.rank_seconds(3)[part.value] for part in EXPOSED)
     assert seconds(moving) - common(computing, moving) == pytest.approx(exposed, rel=1e-4)
     assert exposed > 0
 
@@ -101,7 +107,7 @@ def test_what_moves_inside_passes_is_hidden_and_exposed_as_the_page_says(
     result = simulated("layout.pp=1", "layout.cp=2", *(OVERLAPPED[len(ONE_STAGE) :] if overlapped else ()))
     events, found = (
         kernels(written(tmp_path, result, 3)),
-        overlap(result.trace_table, result.cost.time_segment, result.breakdown),
+        compute_overlap(result.trace_table, result.cost.time_segment, result.breakdown),
     )
     computing = merged([event for event in events if not is_communication(event)])
     own = [item for item in events if is_communication(item)]
@@ -185,14 +191,16 @@ def test_products_of_narrow_formats_have_scales_and_their_casts_last_as_the_answ
         assert (first, second) == ([m, *many] if many else [], [*many, n] if many else [])
     casts = [event for event in kernels(content) if event["name"].startswith("cast_")]
     assert {event["args"]["casts"].rpartition(" ")[2] for event in casts} == {precision}
-    assert seconds(merged(casts)) == pytest.approx(result.format_usage.casts, rel=1e-5)  # all ranks are alike
+    assert seconds(merged(casts)) == pytest.approx(
+        result.format_usage.quantization_seconds, rel=1e-5
+    )  # all ranks are alike
 
 
 @pytest.mark.parametrize("operands", list(MatmulLayout))
 def test_scales_of_blocks_are_of_128_rows_in_weights_alone(operands: MatmulLayout) -> None:
     """B is a matrix of weights but for the weights' gradient, to which both operands were cast by rows."""
     shape = MatmulShape(512, 300, 1024, operands=operands)
-    called = called_kernel(Kernel("x", KernelKind.MATMUL, DType.FP8_BLOCKWISE, 0.0, 0.0, shape))
+    called = to_kineto_kernel(Kernel("x", KernelKind.MATMUL, DType.FP8_BLOCKWISE, 0.0, 0.0, shape))
     rows = 300 if operands is MatmulLayout.TN else 3
     assert called.arguments["Input Dims"][2:4] == [[512, 8], [8, rows]]
     assert called.arguments["Input type"][:4] == ["c10::Float8_e4m3fn"] * 2 + ["float"] * 2
@@ -200,14 +208,14 @@ def test_scales_of_blocks_are_of_128_rows_in_weights_alone(operands: MatmulLayou
 
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
 def test_every_format_that_is_computed_with_has_a_name_in_pytorch(dtype: DType) -> None:
-    called = called_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, MatmulShape(512, 256, 1024)))
+    called = to_kineto_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, MatmulShape(512, 256, 1024)))
     assert called.operator == ("aten::_scaled_mm" if dtype in LOW_PRECISION_DTYPES else "aten::mm")
     assert called.arguments["Input Dims"][:2] == [[512, 1024], [1024, 256]]
 
 
 def test_scaled_products_of_experts_are_grouped_ones() -> None:
     shape = MatmulShape(512, 256, 1024, batch=4)
-    called = called_kernel(Kernel("x", KernelKind.GROUPED_MATMUL, DType.MXFP8, 0.0, 0.0, shape))
+    called = to_kineto_kernel(Kernel("x", KernelKind.GROUPED_MATMUL, DType.MXFP8, 0.0, 0.0, shape))
     assert called.operator == "aten::_scaled_grouped_mm"
     assert called.arguments["Input Dims"][:4] == [[4, 512, 1024], [4, 1024, 256], [4, 512, 32], [4, 32, 256]]
     assert {
@@ -247,7 +255,7 @@ def test_a_directory_of_an_earlier_run_is_replaced_and_any_other_refused(tmp_pat
 def test_what_cannot_be_a_directory_of_traces_is_one_sentence(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=words):
-        require_directory(tmp_path / name)
+        require_kineto_directory(tmp_path / name)
 
 
 @pytest.mark.parametrize("before", [[], [0, 1, 5]])
@@ -285,9 +293,9 @@ def test_too_much_is_refused_with_its_size(tmp_path: Path) -> None:
     result, folder = simulated(), tmp_path / "traces"
     write_kineto_files(result, folder, [0, 4])
     size = sum(path.stat().st_size for path in folder.iterdir())
-    write_kineto_files(result, folder, [0, 4], most=1.3 * size)
+    write_kineto_files(result, folder, [0, 4], max_bytes=1.3 * size)
     with pytest.raises(OutputError, match="on 2 ranks would be about"):
-        write_kineto_files(result, folder, [0, 4], most=0.7 * size)
+        write_kineto_files(result, folder, [0, 4], max_bytes=0.7 * size)
 
 
 @pytest.mark.slow
@@ -308,7 +316,7 @@ def test_holistic_trace_analysis_finds_the_breakdown(
         overlaps = found.get_comm_comp_overlap(visualize=False).set_index("rank")
         logging.disable(logging.NOTSET)
     for rank in range(8):
-        parts = result.breakdown.of(rank)
+        parts = result.breakdown.rank_seconds(rank)
         computing = sum(parts[part.value] for part in GPU_PARTS)
         assert times.loc[rank, "compute_time(us)"] == pytest.approx(1e6 * computing, rel=1e-4)
         if overrides:  # one stage: it never waits for messages, so it is never idle while something moves
@@ -325,7 +333,7 @@ def test_a_window_is_told_as_the_flash_attention_package_tells_it() -> None:
     """It counts the keys to the left of the query's own: a window of 128 tokens is 127 of them."""
     shape = AttentionShape(2, 1024, 1024, heads=8, kv_heads=2, head_dim=64, causal=True, window=128)
     (core,) = AttentionCore(shape, DType.BF16, dropout=False, fused=True).flash_operators()
-    called = called_kernel(core.forward[0])
+    called = to_kineto_kernel(core.forward[0])
     assert called.operator == "flash_attn::_flash_attn_forward"
     assert called.arguments["Input Dims"][:3] == [[2, 1024, 8, 64], [2, 1024, 2, 64], [2, 1024, 2, 64]]
     assert called.arguments["Concrete Inputs"][5:8] == ["True", "127", "0"]

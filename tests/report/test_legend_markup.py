@@ -6,14 +6,14 @@ from pathlib import Path
 from markupsafe import Markup
 
 from clustersim import report
-from clustersim.report.legend_markup import named
-from clustersim.report.theme import Category
-from clustersim.report.validation_page import Lines, validation_page
+from clustersim.report.legend_markup import swatch_and_label
+from clustersim.report.theme import CategoryStyle
+from clustersim.report.validation_page import TextTable, validation_page
 
 
 def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
     rows, sums = [("a & b", "<0.1%", Markup("<b>x</b>"))], [("c", "&lt;", "")]
-    text = validation_page("", [], Lines(("<head>", "", ""), rows, sums))
+    text = validation_page("", [], TextTable(("<head>", "", ""), rows, sums))
     assert re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", text.split("<script")[0]) == [
         "&lt;head&gt;", "", "",
         "a &amp; b", "&lt;0.1%", "<b>x</b>",
@@ -23,8 +23,8 @@ def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
 
 
 def test_the_mark_of_a_hatched_category_is_hatched() -> None:
-    for category in (Category.FORWARD, Category.WAIT):
-        mark = named(category, "<words>")
+    for category in (CategoryStyle.FORWARD, CategoryStyle.WAIT):
+        mark = swatch_and_label(category, "<words>")
         assert (" hatched" in mark) == bool(category.pattern)
         assert category.colour in mark
         assert mark.endswith("</i>&lt;words&gt;")

@@ -9,39 +9,46 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.hardware.topology import LinkInfo, LinkKind
-from clustersim.report.panels.network import SAME, Network, colour_scale, network_card, network_of, utilisation_figure
-from clustersim.report.panels.topology import picture_of
-from clustersim.results.network_utilization import AxisUse, BusyLink, NetworkUse, TierUse
+from clustersim.report.panels.network import (
+    MERGE_TOLERANCE,
+    NetworkView,
+    build_network,
+    colour_scale,
+    network_panel,
+    utilisation_figure,
+)
+from clustersim.report.panels.topology import result_topology
+from clustersim.results.network_utilization import AxisTraffic, BusyLink, NetworkUtilization, TierUtilization
 
 
-def tier(kind: LinkKind, *over_time: float) -> TierUse:
-    return TierUse(kind, 16, 16e9, np.array(over_time), 0.5)
+def tier(kind: LinkKind, *over_time: float) -> TierUtilization:
+    return TierUtilization(kind, 16, 16e9, np.array(over_time), 0.5)
 
 
-USE = NetworkUse(
-    seconds=2.0,
-    gpus=4,
+USE = NetworkUtilization(
+    makespan=2.0,
+    gpu_count=4,
     tiers=(
         tier(LinkKind.NVLINK, 0.0, 0.1, 0.3, 0.4),
         tier(LinkKind.NIC, 0.0, 0.0, 0.5, 1.5),
         tier(LinkKind.LEAF, 0.0, 0.0, 0.0, 0.0),
     ),
-    busiest=(
+    busiest_links=(
         BusyLink(
             LinkInfo(LinkKind.NIC, "<nic0>", "leaf0", 50e9, 1e-6),
-            alike=8, parallel=2, seconds=1.0, utilisation=0.5, carried={"dp": 3e9, "pp": 1e9},
+            equivalent_count=8, cable_count=2, transfer_seconds=1.0, utilization=0.5, bytes_by_axis={"dp": 3e9, "pp": 1e9},
         ),
     ),
-    axes=(
-        AxisUse("dp", 4 * 2**30, np.array([0.0, 4 * 2**30, 0.0])),
-        AxisUse("tp", 8 * 2**30, np.array([8 * 2**30, 0.0, 0.0])),
-        AxisUse("pp", 4 * 2**20, np.array([0.0, 4 * 2**20, 2**20])),
+    axis_traffic=(
+        AxisTraffic("dp", 4 * 2**30, np.array([0.0, 4 * 2**30, 0.0])),
+        AxisTraffic("tp", 8 * 2**30, np.array([8 * 2**30, 0.0, 0.0])),
+        AxisTraffic("pp", 4 * 2**20, np.array([0.0, 4 * 2**20, 2**20])),
     ),
 )  # fmt: skip
 
 
-def text(use: NetworkUse = USE, *, shared: bool = False, recorded: bool = False, hosts: bool = False) -> str:
-    return network_card(Network(use, shared, recorded, hosts)).html
+def text(use: NetworkUtilization = USE, *, shared: bool = False, recorded: bool = False, hosts: bool = False) -> str:
+    return network_panel(NetworkView(use, shared, recorded, hosts)).html
 
 
 def rows(html: str, title: str) -> dict[str, list[str]]:
@@ -117,26 +124,26 @@ PLAN = {
 
 def test_a_result_has_a_card_with_what_its_axes_cross() -> None:
     result = simulate(Scenario.from_mapping(PLAN))
-    network = network_of(result)
+    network = build_network(result)
     assert network is not None
-    assert network.shared
-    found = rows(network_card(network).html, "Which axis crosses which tier")
+    assert network.is_shared
+    found = rows(network_panel(network).html, "Which axis crosses which tier")
     assert found["NIC"][0] == ["stays", "below"], "tensor parallelism stays in the node"
-    assert [lane.span.axis for lane in picture_of(result).lanes] == ["tp", "dp", "pp"]
+    assert [lane.span.axis for lane in result_topology(result).axes] == ["tp", "dp", "pp"]
 
 
 def test_one_rank_has_none_and_still_a_cluster() -> None:
     one = {**PLAN, "model": "gpt2-small", "layout": {}, "cluster": {"name": "dgx-h100", "gpus": 1}}
     result = simulate(Scenario.from_mapping(one))
-    assert network_of(result) is None
-    assert picture_of(result).lanes == ()
+    assert build_network(result) is None
+    assert result_topology(result).axes == ()
 
 
 def test_neighbours_in_time_that_are_within_what_the_scale_says_have_one_colour() -> None:
-    tier = replace(USE.tiers[0], over_time=np.array([0.1, 0.12, 0.1, 0.5]))
+    tier = replace(USE.tiers[0], utilization_over_time=np.array([0.1, 0.12, 0.1, 0.5]))
     figure = utilisation_figure(replace(USE, tiers=(tier,)))
     (trace,) = figure.traces
     (colours,) = trace["z"]
     assert len(set(colours[:3])) == 1 and colours[3] == 0.5
     assert trace["customdata"] == [[0.1, 0.12, 0.1, 0.5]]  # what is told of each is its own
-    assert f"{SAME:.0%}" in trace["colorbar"]["title"]["text"]
+    assert f"{MERGE_TOLERANCE:.0%}" in trace["colorbar"]["title"]["text"]

@@ -11,13 +11,13 @@ from rich.console import Console
 from clustersim import Scenario, simulate
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.planning.explorer import explorer_data
-from clustersim.planning.what_if import what_ifs
+from clustersim.planning.what_if import run_what_ifs
 from clustersim.program.task import HOST_STREAMS, CollectiveTask, HostOp, HostOpKind
-from clustersim.report.export.span_descriptions import STREAM_NAMES
-from clustersim.report.export.write_traces import write_kineto_files, write_spans, write_trace
-from clustersim.report.labels import layout_line
-from clustersim.report.result_timeline import timeline_of
-from clustersim.report.row_selection import shown_ranks
+from clustersim.report.export.span_descriptions import STREAM_LABELS
+from clustersim.report.export.write_traces import write_kineto_files, write_perfetto_file, write_table_file
+from clustersim.report.labels import describe_layout
+from clustersim.report.result_timeline import build_timeline
+from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
 from clustersim.report.terminal.run import render_run
 from clustersim.results.simulation_result import SimulationResult
@@ -61,21 +61,21 @@ def exchanges(result: SimulationResult, kind: int = 0) -> list[tuple[HostOpKind,
 )
 def test_the_line_of_the_layout_says_what_is_on_the_host(result: SimulationResult, offload: str, words: str) -> None:
     changed = result.scenario.with_overrides("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
-    assert words in layout_line(changed)
+    assert words in describe_layout(changed)
 
 
 def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: SimulationResult) -> None:
-    timeline, text = timeline_of(result, shown_ranks(result)), run_page(result, what_ifs(result))
+    timeline, text = build_timeline(result, select_ranks(result)), run_page(result, run_what_ifs(result))
     assert "on the fullest host" in text
     assert timeline.lanes[3:] == ("to the host", "host", "from the host")
     assert {3, 4, 5} <= set(timeline.spans.lane.tolist())
     assert "host: copies and optimizer" in text
     assert "Copies to hosts and back meet none of it" in text
-    (without,) = (case for case in what_ifs(result).cases if case.name == "no_offload")
+    (without,) = (case for case in run_what_ifs(result).cases if case.name == "no_offload")
     assert without.outcome is not None
     assert without.outcome.step_time == simulate(result.scenario.with_overrides("training.offload=none")).step_time
     plain = simulate(result.scenario.with_overrides("training.offload=none"))
-    assert len(timeline_of(plain, shown_ranks(plain)).lanes) == 3
+    assert len(build_timeline(plain, select_ranks(plain)).lanes) == 3
 
 
 def test_the_table_has_a_line_for_the_host(result: SimulationResult) -> None:
@@ -107,23 +107,23 @@ def test_kineto_calls_copies_as_the_profiler_does(result: SimulationResult, tmp_
 
 
 def test_the_other_traces_have_streams_for_the_host(result: SimulationResult, tmp_path: Path) -> None:
-    write_spans(result, tmp_path / "spans.csv", [0])
+    write_table_file(result, tmp_path / "spans.csv", [0])
     with (tmp_path / "spans.csv").open(encoding="utf-8", newline="") as file:
         streams = [row["stream"] for row in csv.DictReader(file)]
-    write_trace(result, tmp_path / "step.pftrace", [0])
+    write_perfetto_file(result, tmp_path / "step.pftrace", [0])
     tracks = {names[-1] for names in track_names(packets(tmp_path / "step.pftrace")).values()}
     for stream in HOST_STREAMS:
-        assert STREAM_NAMES[stream] in streams
-        assert STREAM_NAMES[stream] in tracks
+        assert STREAM_LABELS[stream] in streams
+        assert STREAM_LABELS[stream] in tracks
     assert "copies to the host: bytes per second" in tracks
 
 
 def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
     result: SimulationResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explorer_data, "_tables", lambda space: space.scenario)
+    monkeypatch.setattr(explorer_data, "_setting_tables", lambda space: space.scenario)
     with_offload, without = (
-        explorer_data.tables(scenario)
+        explorer_data.build_exploration_tables(scenario)
         for scenario in (result.scenario, result.scenario.with_overrides("training.offload=none"))
     )
     assert [note for note in with_offload.notes if note not in without.notes] == [

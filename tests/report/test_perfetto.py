@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from clustersim.program.task import Stream
-from clustersim.report.export.perfetto import stamps
-from clustersim.report.export.rank_selection import trace_ranks
-from clustersim.report.export.span_table import Export
-from clustersim.report.export.write_traces import write_trace
-from clustersim.report.theme import CATEGORIES
+from clustersim.report.export.perfetto import encode_timestamps
+from clustersim.report.export.rank_selection import describe_trace_ranks
+from clustersim.report.export.span_table import TraceExport
+from clustersim.report.export.write_traces import write_perfetto_file
+from clustersim.report.theme import CATEGORY_STYLES
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import packets as read
 from tests.report.small_trace import simulated, track_names
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def written(path: Path, result: SimulationResult, ranks: Sequence[int]) -> list[Any]:
-    write_trace(result, path, ranks)
+    write_perfetto_file(result, path, ranks)
     return read(path)
 
 
@@ -43,7 +43,7 @@ def test_every_span_of_the_table_is_given_back_with_its_times_and_what_it_says(
     """Names of passes and messages say for which microbatch they are."""
     result = simulated(*overrides)
     found = written(path, result, [0, 4])
-    spans = [spans for _, spans in Export(result, trace_ranks(result, [0, 4]))]
+    spans = [spans for _, spans in TraceExport(result, describe_trace_ranks(result, [0, 4]))]
     begins = [(packet.timestamp, packet.track_event) for packet in of_type(found, BEGIN)]
     for name, times in (
         ("start", [time for time, _ in begins]),
@@ -52,7 +52,11 @@ def test_every_span_of_the_table_is_given_back_with_its_times_and_what_it_says(
         expected = np.sort(np.concatenate([getattr(span, name) for span in spans])) * 1e9
         assert np.abs(np.sort(times) - expected).max() <= 1
     inside = [(event.name, *event.categories) for _, event in begins if "work" in arguments(event)]
-    labels = [element.labels[number] for element in spans for number in element.label[~element.alone]]
+    labels = [
+        span_table.descriptions[number]
+        for span_table in spans
+        for number in span_table.description[~span_table.is_task]
+    ]
     assert sorted(inside) == sorted((label.name, label.category.label) for label in labels)
     for key, attribute in (("flop", "flop"), ("memory_bytes", "memory_bytes"), ("payload_bytes", "bytes")):
         said = [arguments(event)[key] for _, event in begins if key in arguments(event)]
@@ -67,7 +71,7 @@ def arguments(event: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("time", [0, 127, 128, 7 * 10**9, 2**56 - 1])
 def test_times_of_any_size_are_kept(time: int) -> None:
     packet = protos.TracePacket()
-    [stamp] = stamps(np.array([time]))
+    [stamp] = encode_timestamps(np.array([time]))
     packet.ParseFromString(stamp)
     assert packet.timestamp == time
 
@@ -199,6 +203,6 @@ def test_the_area_below_what_a_rank_moves_per_second_is_what_it_moves(
 
 def test_slices_of_one_category_are_asked_to_have_one_colour(path: Path) -> None:
     events = [packet.track_event for packet in of_type(written(path, simulated(), [0, 4]), BEGIN)]
-    words = {category.label for category in CATEGORIES}
+    words = {category.label for category in CATEGORY_STYLES}
     assert {event.correlation_id_str for event in events} <= words
     assert all(list(event.categories) == [event.correlation_id_str] for event in events)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.planning.what_if import what_ifs
-from clustersim.report.draw.rank_heatmap import dominant_of
-from clustersim.report.export.rank_selection import trace_ranks
-from clustersim.report.placement_labels import home_of, placement_line
+from clustersim.planning.what_if import run_what_ifs
+from clustersim.report.draw.rank_heatmap import build_heatmap
+from clustersim.report.export.rank_selection import describe_trace_ranks
+from clustersim.report.placement_labels import describe_gpu_of_rank, describe_placement
 
 MAPPING: dict[str, Any] = {
     "model": "llama-tiny",
@@ -34,13 +34,13 @@ def placed(placement: str) -> Scenario:
     ],
 )
 def test_a_line_says_how_much_of_what(placement: str, line: str) -> None:
-    assert placement_line(placed(placement).cluster) == line
+    assert describe_placement(placed(placement).cluster) == line
 
 
 def test_parts_of_domains_of_several_nodes_are_told() -> None:
     racks = {**MAPPING, "cluster": {"name": "gb200-nvl72", "gpus": 128, "placement": {"per_domain": 64}}, "layout": {}}
     cluster = Scenario.from_mapping({**racks, "training": {"sequence": 1024, "global_batch": 128}}).cluster
-    assert placement_line(cluster) == "32 of 36 nodes, 64 of the 72 GPUs of an NVLink domain"
+    assert describe_placement(cluster) == "32 of 36 nodes, 64 of the 72 GPUs of an NVLink domain"
 
 
 def test_of_ranks_that_are_the_machines_gpus_nothing_is_said() -> None:
@@ -52,17 +52,17 @@ def test_of_ranks_that_are_the_machines_gpus_nothing_is_said() -> None:
             "training": {"sequence": 1024, "global_batch": 16},
         }
     )
-    assert placement_line(plain.cluster) == home_of(plain.cluster, 3) == ""
+    assert describe_placement(plain.cluster) == describe_gpu_of_rank(plain.cluster, 3) == ""
 
 
 def test_traces_the_heat_map_and_what_ifs_name_the_machines_gpus_and_nodes() -> None:
     """Rank 6 is the first on the second node, which is node 0; a slow GPU is named as `disturbances` would."""
     result = simulate(placed("{per_node: 6, nodes: [3, 0]}"))
-    assert home_of(result.scenario.cluster, 6) == "GPU 0 on node 0"
-    (rank,) = trace_ranks(result, [6])
+    assert describe_gpu_of_rank(result.scenario.cluster, 6) == "GPU 0 on node 0"
+    (rank,) = describe_trace_ranks(result, [6])
     assert rank.name.startswith("rank 6 (tp 0, GPU 0 on node 0")
-    heatmap = dominant_of(result)
+    heatmap = build_heatmap(result)
     assert heatmap is not None
-    assert heatmap.nodes.tolist() == [3] * 6 + [0] * 6
-    slow = next(case for case in what_ifs(result).cases if case.name == "slow_rank")
-    assert slow.words == "one rank at 0.9x speed: GPU 24"
+    assert heatmap.node_ids.tolist() == [3] * 6 + [0] * 6
+    slow = next(case for case in run_what_ifs(result).cases if case.name == "slow_rank")
+    assert slow.description == "one rank at 0.9x speed: GPU 24"

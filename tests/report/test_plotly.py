@@ -6,9 +6,9 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs_version
 
-from clustersim.report.html_document import PLOTLY
+from clustersim.report.html_document import PLOTLY_PATH
 
-REPORT = PLOTLY.parents[2]
+REPORT = PLOTLY_PATH.parents[2]
 CALIBRATE = REPORT.parents[1] / "calibrate"
 NOT_TRACES = {
     "category",
@@ -28,7 +28,7 @@ NOT_TRACES = {
 
 
 def notice() -> str:
-    return (PLOTLY.parent / "NOTICE").read_text(encoding="utf-8")
+    return (PLOTLY_PATH.parent / "NOTICE").read_text(encoding="utf-8")
 
 
 def sources() -> list[Path]:
@@ -45,10 +45,10 @@ def drawn() -> set[str]:
 
 
 def test_the_notice_names_the_file_that_is_there_and_its_licence_is_beside_it() -> None:
-    assert hashlib.sha256(PLOTLY.read_bytes()).hexdigest() in notice()
+    assert hashlib.sha256(PLOTLY_PATH.read_bytes()).hexdigest() in notice()
     (version,) = re.findall(r"version (\d+\.\d+\.\d+)", notice())
-    assert f"plotly.js (cartesian - minified) v{version}".encode() in PLOTLY.read_bytes()[:200]
-    assert "MIT License" in (PLOTLY.parent / "LICENSE").read_text(encoding="utf-8")
+    assert f"plotly.js (cartesian - minified) v{version}".encode() in PLOTLY_PATH.read_bytes()[:200]
+    assert "MIT License" in (PLOTLY_PATH.parent / "LICENSE").read_text(encoding="utf-8")
 
 
 def test_its_major_version_is_that_of_plotlys_own() -> None:

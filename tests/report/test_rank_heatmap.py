@@ -10,10 +10,10 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_MESH, EXPERT, MESHES
-from clustersim.report.draw.rank_heatmap import Heatmap, dominant_of, heatmap_card, heatmap_figure
+from clustersim.report.draw.rank_heatmap import RankHeatmap, build_heatmap, heatmap_figure, heatmap_panel
 from clustersim.report.figure import Figure
-from clustersim.results.dominant_categories import DominantParts
-from clustersim.results.time_categories import PARTS, Part
+from clustersim.results.dominant_categories import DominantCategories
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
 LAYOUT = Layout(tp=2, pp=3, dp=4)
 LAPTOP: dict[str, Any] = {
@@ -22,11 +22,11 @@ LAPTOP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> Heatmap:
-    category = np.full((len(ranks), bins), Part.WAIT.place, dtype=np.uint8)
-    seconds = np.zeros((len(ranks), len(PARTS)))
-    return Heatmap(
-        DominantParts(ranks, representative, seconds, category, 1.0), layout, np.arange(layout.world_size) // 8
+def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> RankHeatmap:
+    category = np.full((len(ranks), bins), TimeCategory.WAIT.index, dtype=np.uint8)
+    seconds = np.zeros((len(ranks), len(TIME_CATEGORIES)))
+    return RankHeatmap(
+        DominantCategories(ranks, representative, seconds, category, 1.0), layout, np.arange(layout.world_size) // 8
     )
 
 
@@ -41,13 +41,13 @@ def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
     heatmap = made(representative, np.array([0, 7]))
     assert array(heatmap_figure(heatmap), "classOf") == [0, 65535, 1] * 8
     assert heatmap_figure(heatmap).layout["yaxis"]["range"] == [15.5, -0.5]
-    assert "Those of 2 classes are shown" in heatmap_card(heatmap).html
+    assert "Those of 2 classes are shown" in heatmap_panel(heatmap).html
 
 
 @pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("pp", "dp", "cp", "tp")])
 def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
     layout = Layout(tp=2, pp=3, dp=4, order=order)
-    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout)).facts["axes"]
+    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout)).script_data["axes"]
     for axis in MESHES[DENSE_MESH]:
         degree, stride = axes[axis.name]
         assert (np.arange(24) // stride % degree == layout.mesh.rank_coordinates(axis)).all()
@@ -55,7 +55,7 @@ def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]
 
 def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
     layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
-    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout)).facts
+    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout)).script_data
     degree, stride = facts["axes"]["ep"]
     assert (np.arange(16) // stride % degree == layout.rank_coordinates(EXPERT)).all()
     assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
@@ -64,30 +64,30 @@ def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
 
 
 def test_without_experts_ranks_stand_and_are_told_as_ever() -> None:
-    facts = heatmap_figure(made(np.arange(24), np.arange(24))).facts
+    facts = heatmap_figure(made(np.arange(24), np.arange(24))).script_data
     assert set(facts["axes"]) == {"tp", "cp", "dp", "pp"}
     assert facts["told"] == facts["orders"]
 
 
 def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:
-    html = heatmap_card(made(np.arange(24), np.arange(24))).html
+    html = heatmap_panel(made(np.arange(24), np.arange(24))).html
     assert "</i>wait</span>" in html
     assert "</i>compute</span>" not in html
 
 
 def test_one_rank_has_no_heatmap_and_two_have() -> None:
     one = Scenario.from_mapping({**LAPTOP, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
-    assert dominant_of(simulate(one)) is None
-    two = dominant_of(simulate(Scenario.from_mapping(LAPTOP)))
+    assert build_heatmap(simulate(one)) is None
+    two = build_heatmap(simulate(Scenario.from_mapping(LAPTOP)))
     assert two is not None
-    assert "All 2 ranks do the same at the same times." in heatmap_card(two).html
+    assert "All 2 ranks do the same at the same times." in heatmap_panel(two).html
 
 
 def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
     """Noise cannot be packed: 2,048 classes of 13 parts at random, on 131,072 ranks."""
     layout = Layout(tp=8, pp=16, dp=1024)
     ranks = np.arange(0, 131072, 64)
-    category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
-    known = DominantParts(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
-    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world_size) // 8))
+    category = np.random.default_rng(0).integers(0, len(TIME_CATEGORIES), (2048, 720)).astype(np.uint8)
+    known = DominantCategories(ranks, np.arange(131072), np.zeros((2048, len(TIME_CATEGORIES))), category, 1.0)
+    figure = heatmap_figure(RankHeatmap(known, layout, np.arange(layout.world_size) // 8))
     assert sum(len(item["z"]) for item in figure.arrays.values()) < 2e6

@@ -5,7 +5,12 @@ from hypothesis import strategies as st
 from clustersim.common.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.report.export import rank_selection as module
-from clustersim.report.export.rank_selection import default_ranks, ranks_of, require_ranks, trace_ranks
+from clustersim.report.export.rank_selection import (
+    default_ranks,
+    describe_trace_ranks,
+    select_ranks_by_terms,
+    validate_rank_selection,
+)
 from tests.conftest import examples
 from tests.report.small_trace import simulated
 
@@ -23,15 +28,15 @@ from tests.report.small_trace import simulated
     ],
 )
 def test_ranks_are_chosen_by_number_range_stage_and_slowness(choice: str, ranks: list[int]) -> None:
-    assert ranks_of(simulated(), choice) == ranks
+    assert select_ranks_by_terms(simulated(), choice) == ranks
 
 
 def test_the_slowest_are_the_slow_ranks_then_those_whose_kernels_take_longest() -> None:
     slow = ["disturbances.slow=[{gpu: 6, speed: 0.5}, {gpu: 1, speed: 0.8}]"]
     result = simulated(*slow)
-    assert ranks_of(result, "slowest:1") == [6]
-    assert ranks_of(result, "slowest:2") == [1, 6]
-    assert [rank.name.startswith("slow") for rank in trace_ranks(result, [0, 1, 6])] == [False, True, True]
+    assert select_ranks_by_terms(result, "slowest:1") == [6]
+    assert select_ranks_by_terms(result, "slowest:2") == [1, 6]
+    assert [rank.name.startswith("slow") for rank in describe_trace_ranks(result, [0, 1, 6])] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -43,38 +48,42 @@ def test_ranks_that_are_not_there_are_refused_with_what_is_legal(choice: str) ->
     with pytest.raises(
         InputError, match=r"does not name ranks from 0 to 7; .*stage:1 .*0 to 1\), slowest:4 \(at most 8\)"
     ):
-        require_ranks(layout, choice)
+        validate_rank_selection(layout, choice)
 
 
 @given(st.text(alphabet="0123456789:,alstgeow ", max_size=8))
 @examples(200)
 def test_any_words_are_ranks_or_refused(choice: str) -> None:
     try:
-        require_ranks(Layout(tp=2, dp=2, pp=2), choice)
+        validate_rank_selection(Layout(tp=2, dp=2, pp=2), choice)
     except InputError as error:
         assert choice in str(error)
 
 
 def test_a_rank_that_was_not_simulated_has_its_own_number_and_coordinates() -> None:
     result = simulated()
-    [rank] = trace_ranks(result, [7])
-    assert (rank.rank, rank.simulated, rank.stage) == (7, 4, "stage 1")
+    [rank] = describe_trace_ranks(result, [7])
+    assert (rank.rank, rank.representative, rank.stage) == (7, 4, "stage 1")
     assert rank.coordinates == {"tp": 1, "cp": 0, "dp": 1, "pp": 1}
     assert rank.name == "rank 7 (tp 1, for 4 ranks)"
-    assert [trace_rank.name for trace_rank in trace_ranks(result, [4, 7])] == ["rank 4 (tp 0)", "rank 7 (tp 1)"]
+    assert [describe_trace_rank.name for describe_trace_rank in describe_trace_ranks(result, [4, 7])] == [
+        "rank 4 (tp 0)",
+        "rank 7 (tp 1)",
+    ]
 
 
 def test_of_many_simulated_ranks_those_are_written_that_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     result = simulated("cost.symmetry=off", "disturbances.slow={gpu: 6, speed: 0.8}")
     assert default_ranks(result) == [*range(8)]
-    monkeypatch.setattr(module, "MOST_RANKS", 7)
+    monkeypatch.setattr(module, "MAX_RANKS", 7)
     assert len(default_ranks(result)) == 3
-    assert [rank.rank for rank in trace_ranks(result, default_ranks(result)) if "slow" in rank.name] == [6]
+    assert [rank.rank for rank in describe_trace_ranks(result, default_ranks(result)) if "slow" in rank.name] == [6]
 
 
 def test_ranks_are_ordered_by_replica_stage_and_number() -> None:
     found = [
-        (trace_rank.replica, trace_rank.stage, trace_rank.rank) for trace_rank in trace_ranks(simulated(), range(8))
+        (describe_trace_rank.replica_index, describe_trace_rank.stage, describe_trace_rank.rank)
+        for describe_trace_rank in describe_trace_ranks(simulated(), range(8))
     ]
     assert found == sorted(found)
     assert {replica for replica, _, _ in found} == {0, 1}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clustersim.planning.what_if import what_ifs
-from clustersim.report.panels.memory import stages_of
-from clustersim.report.row_selection import MOST_ROWS, shown_ranks
+from clustersim.planning.what_if import run_what_ifs
+from clustersim.report.panels.memory import stage_memories
+from clustersim.report.row_selection import MAX_ROWS, select_ranks
 from clustersim.report.run_page import run_page
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
@@ -33,7 +33,7 @@ def result_of(*overrides: str) -> SimulationResult:
 
 
 def titles(result: SimulationResult) -> set[str]:
-    text = run_page(result, what_ifs(result, budget=0.0))
+    text = run_page(result, run_what_ifs(result, budget=0.0))
     return set(re.findall(r"<h2>(.*?)</h2>", text))
 
 
@@ -82,10 +82,10 @@ def test_more_stages_than_rows_stay_a_page() -> None:
         "model.layers=1024", "model.hidden=256", "model.ffn=512", "model.heads=2", "model.kv_heads=2",
         "model.head_dim=128", "cluster.gpus=1024", "layout={pp: 1024}", "training.global_batch=16",
     )  # fmt: skip
-    assert len(shown_ranks(deep)) == MOST_ROWS
-    assert len(stages_of(deep)) in (MOST_ROWS - 1, MOST_ROWS)  # the fullest may be among those evenly spaced
+    assert len(select_ranks(deep)) == MAX_ROWS
+    assert len(stage_memories(deep)) in (MAX_ROWS - 1, MAX_ROWS)  # the fullest may be among those evenly spaced
     text = run_page(deep)
-    assert f"{MOST_ROWS} of 1,024 stages are shown" in text
+    assert f"{MAX_ROWS} of 1,024 stages are shown" in text
     assert len(text.encode()) < 15e6
 
 

@@ -8,17 +8,17 @@ import pytest
 from clustersim.build import build_plan
 from clustersim.memory.footprint import SHARDED_CATEGORIES
 from clustersim.memory.footprint import MemoryCategory as Use
-from clustersim.report.labels import layout_line, stage_name
-from clustersim.report.panels.memory import memory_cards, stages_of
-from clustersim.report.result_timeline import row_note, timeline_of
-from clustersim.report.row_selection import shown_ranks
+from clustersim.report.labels import describe_layout, stage_name
+from clustersim.report.panels.memory import memory_panels, stage_memories
+from clustersim.report.result_timeline import build_timeline, describe_stage_placement
+from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
-from clustersim.report.step_breakdown import times_of
-from clustersim.report.theme import CATEGORIES, PART_LOOKS, USE_LOOKS, Category
-from clustersim.report.timeline_data import Timeline
+from clustersim.report.step_breakdown import step_breakdown
+from clustersim.report.theme import CATEGORY_STYLES, MEMORY_CATEGORY_STYLES, TIME_CATEGORY_STYLES, CategoryStyle
+from clustersim.report.timeline_data import PipelineTimeline
 from clustersim.results.memory_check import build_footprint
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import PARTS
+from clustersim.results.time_categories import TIME_CATEGORIES
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.small_pipeline import simulated
@@ -38,33 +38,37 @@ def result() -> SimulationResult:
 
 
 @pytest.fixture(scope="module")
-def timeline(result: SimulationResult) -> Timeline:
-    return timeline_of(result, shown_ranks(result))
+def timeline(result: SimulationResult) -> PipelineTimeline:
+    return build_timeline(result, select_ranks(result))
 
 
 def test_parts_sum_to_the_step_time_as_a_whole_and_on_each_stage(result: SimulationResult) -> None:
-    times = times_of(result, shown_ranks(result))
-    assert times.step.sum() == pytest.approx(result.step_time)
-    assert times.stages.sum(axis=1) == pytest.approx(result.step_time)
+    times = step_breakdown(result, select_ranks(result))
+    assert times.mean_seconds.sum() == pytest.approx(result.step_time)
+    assert times.row_seconds.sum(axis=1) == pytest.approx(result.step_time)
 
 
-def test_every_stage_runs_every_microbatch_forward_and_backward(timeline: Timeline) -> None:
+def test_every_stage_runs_every_microbatch_forward_and_backward(timeline: PipelineTimeline) -> None:
     spans = timeline.spans
     for stage in range(4):
-        for category in (Category.FORWARD, Category.BACKWARD):
-            chosen = (spans.row == stage) & (spans.category == CATEGORIES.index(category)) & (spans.microbatch >= 0)
+        for category in (CategoryStyle.FORWARD, CategoryStyle.BACKWARD):
+            chosen = (
+                (spans.row == stage) & (spans.category == CATEGORY_STYLES.index(category)) & (spans.microbatch >= 0)
+            )
             assert set(spans.microbatch[chosen].tolist()) == set(range(8))
 
 
-def test_nothing_starts_before_its_cause_has_ended(timeline: Timeline) -> None:
+def test_nothing_starts_before_its_cause_has_ended(timeline: PipelineTimeline) -> None:
     spans = timeline.spans
     caused = np.flatnonzero(spans.cause >= 0)
     assert len(caused) > 0
     assert np.all(spans.end[spans.cause[caused]] <= spans.start[caused] * (1 + 1e-12))
-    assert np.all(spans.waiting <= spans.start)
+    assert np.all(spans.waiting_since <= spans.start)
 
 
-def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_receive(timeline: Timeline) -> None:
+def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_receive(
+    timeline: PipelineTimeline,
+) -> None:
     spans = timeline.spans
     first = np.flatnonzero((spans.row == 1) & (spans.lane == 0) & (spans.microbatch == 0))[0]
     cause = int(spans.cause[first])
@@ -72,13 +76,13 @@ def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_
 
 
 def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: SimulationResult) -> None:
-    for stage, ledger in zip(stages_of(result), result.ledgers, strict=True):
-        assert stage.held.sum(axis=0).max() == pytest.approx(ledger.peak)
-        assert np.all(stage.held >= 0)
+    for stage, ledger in zip(stage_memories(result), result.ledgers, strict=True):
+        assert stage.held_bytes.sum(axis=0).max() == pytest.approx(ledger.peak)
+        assert np.all(stage.held_bytes >= 0)
 
 
 def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(
-    result: SimulationResult, timeline: Timeline
+    result: SimulationResult, timeline: PipelineTimeline
 ) -> None:
     path = timeline.path
     assert np.all(np.diff(path.end) >= 0)
@@ -86,8 +90,8 @@ def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(
 
 
 def test_every_part_and_every_use_of_memory_has_a_look() -> None:
-    assert len(PARTS) == len(PART_LOOKS) == len(set(PART_LOOKS.values()))
-    assert set(USE_LOOKS) == set(Use)
+    assert len(TIME_CATEGORIES) == len(TIME_CATEGORY_STYLES) == len(set(TIME_CATEGORY_STYLES.values()))
+    assert set(MEMORY_CATEGORY_STYLES) == set(Use)
 
 
 def test_the_page_of_a_result_names_what_was_simulated(result: SimulationResult) -> None:
@@ -105,19 +109,19 @@ def test_the_page_of_a_result_names_what_was_simulated(result: SimulationResult)
     ],
 )
 def test_strategies_are_called_what_people_call_them(override: str, words: str) -> None:
-    assert words in layout_line(Scenario.from_mapping(SMALL, default_name="small", overrides=[override]))
+    assert words in describe_layout(Scenario.from_mapping(SMALL, default_name="small", overrides=[override]))
 
 
 def test_a_stage_of_several_chunks_is_a_pipeline_rank_and_the_note_says_what_it_holds() -> None:
     scenario = Scenario.from_mapping(SMALL, default_name="small", overrides=["schedule={interleaved: {chunks: 8}}"])
     assert stage_name(scenario, 3) == "pipeline rank 3"
-    assert "32 stages (chunks)" in row_note(scenario)
-    assert "pipeline rank 0 holds stages 0, 4, 8, ..., 28." in row_note(scenario)
+    assert "32 stages (chunks)" in describe_stage_placement(scenario)
+    assert "pipeline rank 0 holds stages 0, 4, 8, ..., 28." in describe_stage_placement(scenario)
     plain = Scenario.from_mapping(SMALL, default_name="small")
-    assert (stage_name(plain, 3), row_note(plain)) == ("stage 3", "")
+    assert (stage_name(plain, 3), describe_stage_placement(plain)) == ("stage 3", "")
 
 
-def test_equal_kernels_of_a_pass_are_one_line_with_their_count(timeline: Timeline) -> None:
+def test_equal_kernels_of_a_pass_are_one_line_with_their_count(timeline: PipelineTimeline) -> None:
     details = [text for text in timeline.spans.texts if "mlp.up" in text]
     assert details
     assert all(len(set(lines)) == len(lines) for lines in (detail.split("\n") for detail in details))
@@ -136,5 +140,5 @@ def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
     experts, others = build_footprint(scenario, build_plan(scenario)).split_experts(0)
     assert experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
     assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED_CATEGORIES))
-    assert ["of experts" in card.html for card in memory_cards(result, several=True)] == [False, True]
-    assert not any("of experts" in card.html for card in memory_cards(simulated(), several=True))
+    assert ["of experts" in card.html for card in memory_panels(result, has_several_rows=True)] == [False, True]
+    assert not any("of experts" in card.html for card in memory_panels(simulated(), has_several_rows=True))

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.report.search_page import heat_figure
-from clustersim.report.terminal.search import headline, short, shown_keys
-from clustersim.results.search_result import Bounded
+from clustersim.report.search_page import best_by_pair_figure
+from clustersim.report.terminal.search import headline, layout_label, shown_keys
+from clustersim.results.search_result import BoundedLayout
 from tests.results.test_search_result import BATCH, FAST, PLAIN, found, other
 
 
@@ -22,17 +22,19 @@ from tests.results.test_search_result import BATCH, FAST, PLAIN, found, other
 )
 def test_the_heading_says_what_is_less_or_more(objective: str, score: float, words: str) -> None:
     first = replace(PLAIN, overrides=(), score=score)
-    assert headline(replace(found(), objective=objective, first=first)) == f"best layout: {words}"
+    assert headline(replace(found(), objective=objective, first_guess=first)) == f"best layout: {words}"
 
 
 def test_a_first_guess_that_does_not_fit_is_no_yardstick() -> None:
     first = replace(PLAIN, overrides=(), score=2.0, peak_memory=100.0)
-    assert headline(replace(found(), first=first)).endswith("; the file's own layout does not fit (100 B of 80 B)")
+    assert headline(replace(found(), first_guess=first)).endswith(
+        "; the file's own layout does not fit (100 B of 80 B)"
+    )
 
 
 def test_batches_that_vary_are_words_of_a_layout() -> None:
     several = replace(found(), simulated=(other(FAST, f"{BATCH}=64"), other(PLAIN, f"{BATCH}=128")), preferred=0)
-    assert [short(layout, several) for layout in several.simulated] == [
+    assert [layout_label(layout_result, several) for layout_result in several.simulated] == [
         "tp 2, global_batch 64",
         "tp 1, global_batch 128",
     ]
@@ -46,8 +48,8 @@ def test_batches_that_vary_are_words_of_a_layout() -> None:
 )
 def test_a_bound_says_on_which_side_everything_is(objective: str, bound: float, words: str) -> None:
     """Two GPU milliseconds for a token at least are 500 tokens a second at most."""
-    bounded = (Bounded(("layout.tp=8", "layout.pp=1"), 0, bound),)
+    bounded = (BoundedLayout(("layout.tp=8", "layout.pp=1"), 0, bound),)
     simulated = (other(PLAIN, "layout.pp=2"),)
     seen = replace(found(), objective=objective, bounded=bounded, simulated=simulated, preferred=0)
-    ((_, (trace,)),) = heat_figure(seen, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
+    ((_, (trace,)),) = best_by_pair_figure(seen, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
     assert words in {text for row in trace["text"] for text in row}

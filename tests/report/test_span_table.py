@@ -13,10 +13,10 @@ import pytest
 
 from clustersim.common.errors import InputError, OutputError
 from clustersim.program.task import ComputeTask
-from clustersim.report.export.rank_selection import trace_ranks
-from clustersim.report.export.span_table import Export
-from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, columns_of, require_table, write_csv
-from clustersim.report.export.write_traces import spans_of, write_spans
+from clustersim.report.export.rank_selection import describe_trace_ranks
+from clustersim.report.export.span_table import TraceExport
+from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, build_columns, table_writer, write_csv
+from clustersim.report.export.write_traces import count_spans, write_table_file
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import simulated
 
@@ -24,7 +24,7 @@ TASK = -1  # the operation of what is a task itself
 
 
 def table(result: SimulationResult, *ranks: int) -> Columns:
-    parts = [columns_of(result, *item) for item in Export(result, trace_ranks(result, ranks))]
+    parts = [build_columns(result, *item) for item in TraceExport(result, describe_trace_ranks(result, ranks))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_a_row_for_every_task_and_every_operation() -> None:
     result = simulated()
     rows = table(result, *range(8))
-    assert len(rows["rank"]) == spans_of(result, range(8))
+    assert len(rows["rank"]) == count_spans(result, range(8))
     names = list(zip(rows["rank"].tolist(), rows["task"].tolist(), rows["operation"].tolist(), strict=True))
     assert len(set(names)) == len(names)
     program = result.program.programs[1]
@@ -50,7 +50,7 @@ def test_a_row_for_every_task_and_every_operation() -> None:
 
 def test_times_are_the_traces(tmp_path: Path) -> None:
     result = simulated()
-    write_spans(result, tmp_path / "spans.csv", range(8))
+    write_table_file(result, tmp_path / "spans.csv", range(8))
     tasks = [row for row in read(tmp_path / "spans.csv") if row["rank"] == "7" and not row["operation"]]
     trace = result.trace
     rows = trace.rank_events(4)
@@ -115,7 +115,7 @@ def test_arrows_formats_give_back_what_csv_says(tmp_path: Path, suffix: str) -> 
 
     result = simulated()
     for name in (".csv", suffix):
-        assert write_spans(result, tmp_path / f"spans{name}", [0, 4, 5]) == 3
+        assert write_table_file(result, tmp_path / f"spans{name}", [0, 4, 5]) == 3
     path = tmp_path / f"spans{suffix}"
     found = parquet.read_table(path) if suffix == ".parquet" else arrow.ipc.open_file(path).read_all()
     assert found.schema.names == list(COLUMNS)
@@ -139,7 +139,7 @@ def test_names_that_csv_must_quote_come_back_as_they_were() -> None:
 @pytest.mark.parametrize("name", ["spans", "spans.txt", "spans.json", "", "-", "spans.CSV"])
 def test_a_name_whose_end_is_no_format_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(InputError, match=r"--spans .*name a file that ends in \.csv, \.parquet or \.arrow"):
-        require_table(name)
+        table_writer(name)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
@@ -148,10 +148,10 @@ def test_without_the_extra_one_sentence_says_what_to_install_and_csv_works(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     if suffix == ".csv":
-        assert write_spans(simulated(), tmp_path / "spans.csv") == 2
+        assert write_table_file(simulated(), tmp_path / "spans.csv") == 2
         return
     with pytest.raises(InputError, match=r"pip install .clustersim\[table\].*\.csv"):
-        write_spans(simulated(), tmp_path / f"spans{suffix}")
+        write_table_file(simulated(), tmp_path / f"spans{suffix}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,11 +160,11 @@ def test_too_much_is_refused_with_its_size(tmp_path: Path, suffix: str) -> None:
     if suffix == ".arrow":
         pytest.importorskip("pyarrow")
     result, path = simulated(), tmp_path / f"spans{suffix}"
-    write_spans(result, path, range(8))
+    write_table_file(result, path, range(8))
     size = path.stat().st_size
-    write_spans(result, path, range(8), most=1.3 * size)
+    write_table_file(result, path, range(8), max_bytes=1.3 * size)
     with pytest.raises(OutputError, match=r"on 8 ranks would be about .*--ranks.*--force"):
-        write_spans(result, path, range(8), most=0.7 * size)
+        write_table_file(result, path, range(8), max_bytes=0.7 * size)
 
 
 def test_halves_of_backward_are_told_apart() -> None:

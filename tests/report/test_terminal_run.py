@@ -7,21 +7,21 @@ import pytest
 from rich.console import Console
 
 from clustersim.common.units import format_seconds, format_step_time
-from clustersim.report.panels.verdict import verdict_card
-from clustersim.report.step_breakdown import Times
+from clustersim.report.panels.verdict import verdict_panel
+from clustersim.report.step_breakdown import StepBreakdown
 from clustersim.report.terminal.run import breakdown_table
-from clustersim.results.time_categories import PARTS
+from clustersim.results.time_categories import TIME_CATEGORIES
 from tests.small_pipeline import printed, said, simulated
 
 
 def parts(*seconds: float) -> dict[str, str]:
     """Lines of a breakdown whose first parts take so long, by name."""
-    step = np.zeros(len(PARTS))
+    step = np.zeros(len(TIME_CATEGORIES))
     step[: len(seconds)] = seconds
     console = Console(file=io.StringIO(), width=100)
-    console.print(breakdown_table(Times(step, np.zeros_like(step), step[None, :])))
+    console.print(breakdown_table(StepBreakdown(step, np.zeros_like(step), step[None, :])))
     assert isinstance(console.file, io.StringIO)
-    names = [*(part.value for part in PARTS), "step"]
+    names = [*(part.value for part in TIME_CATEGORIES), "step"]
     lines = console.file.getvalue().splitlines()
     return {name: line for line in lines for name in names if line.startswith(f"{name} ")}
 
@@ -40,7 +40,7 @@ def test_step_times_have_four_digits(seconds: float, words: str) -> None:
 def test_parts_are_printed_with_their_sum() -> None:
     result = simulated()
     lines = printed(result).splitlines()
-    compute = format_seconds(result.breakdown.mean()["compute"])
+    compute = format_seconds(result.breakdown.mean_seconds()["compute"])
     assert any(line.startswith("compute ") and compute in line for line in lines)
     whole = format_step_time(result.step_time)
     assert any(line.startswith("step ") and whole in line and "100.0%" in line for line in lines)
@@ -94,5 +94,5 @@ def test_mfu_is_told_twice_where_causal_attention_makes_a_difference() -> None:
     short = said(simulated(), mfu=0.413, mfu_causal=0.409)
     assert "78.2% (causal 44.1%)" in printed(long)
     assert "causal" not in printed(short)
-    assert "<dt>MFU, causal</dt><dd>44.1%</dd>" in verdict_card(long).html
-    assert "MFU, causal" not in verdict_card(short).html
+    assert "<dt>MFU, causal</dt><dd>44.1%</dd>" in verdict_panel(long).html
+    assert "MFU, causal" not in verdict_panel(short).html

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from clustersim.report.draw.timeline_figure import lane_bands, timeline_caption, timeline_figure
-from clustersim.report.figure import packed
-from clustersim.report.row_selection import MOST_ROWS
-from clustersim.report.timeline_arrays import MOST_BYTES, drawing, narrowest
-from clustersim.report.timeline_data import KernelLabel, Kernels, Spans, Timeline
+from clustersim.report.draw.timeline_figure import lane_geometry, timeline_caption, timeline_figure
+from clustersim.report.figure import compress_array
+from clustersim.report.row_selection import MAX_ROWS
+from clustersim.report.timeline_arrays import MAX_ARRAY_BYTES, build_drawing, smallest_dtype
+from clustersim.report.timeline_data import KernelLabel, KernelTemplates, PipelineTimeline, TimelineSpans
 from tests.report.page_reader import unpacked
 
-Make = Callable[..., Timeline]
+Make = Callable[..., PipelineTimeline]
 
 
-def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
+def with_kernels(timeline: PipelineTimeline, each: int, *, own: bool) -> PipelineTimeline:
     """The same with so many kernels in every pass, of random times where they are its own."""
     spans = timeline.spans
     passes = np.flatnonzero(spans.lane == 0)
@@ -29,7 +29,7 @@ def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
     template[passes] = np.arange(templates) if own else 0
     share = np.random.default_rng(0).dirichlet(np.ones(each), templates)
     long = (spans.end - spans.start)[passes[:templates]]
-    kernels = Kernels(
+    kernels = KernelTemplates(
         template, np.arange(templates + 1) * each, np.zeros(templates * each, dtype=np.int64),
         np.zeros(templates * each), (share * long[:, None]).ravel(), (KernelLabel("matmul", 1, ("m 1",)),),
     )  # fmt: skip
@@ -38,32 +38,32 @@ def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
 
 def test_times_and_causes_come_back_to_a_tick(make_timeline: Make) -> None:
     timeline = make_timeline(4, 8, 2)
-    drawn = drawing(timeline)
-    read, lead = unpacked(drawn.arrays), drawn.boxes.lead()
-    assert read["start"] * drawn.tick == pytest.approx(timeline.spans.start[lead], abs=drawn.tick)
-    assert read["end"] * drawn.tick == pytest.approx(drawn.boxes.end, abs=drawn.tick)
+    drawn = build_drawing(timeline)
+    read, lead = unpacked(drawn.arrays), drawn.boxes.first_spans()
+    assert read["start"] * drawn.tick_seconds == pytest.approx(timeline.spans.start[lead], abs=drawn.tick_seconds)
+    assert read["end"] * drawn.tick_seconds == pytest.approx(drawn.boxes.end, abs=drawn.tick_seconds)
     caused = np.flatnonzero(read["cause"] >= 0)
     assert len(caused) > 0
     assert (read["end"][read["cause"][caused]].astype(int) <= read["start"][caused].astype(int) + 1).all()
-    waited = np.maximum(timeline.spans.start[lead] - timeline.spans.waiting[lead], 0.0)
-    assert read["waiting"] * drawn.tick == pytest.approx(waited, abs=drawn.tick)
+    waited = np.maximum(timeline.spans.start[lead] - timeline.spans.waiting_since[lead], 0.0)
+    assert read["waiting"] * drawn.tick_seconds == pytest.approx(waited, abs=drawn.tick_seconds)
 
 
 def test_kernels_fill_the_passes_that_they_are_in(make_timeline: Make) -> None:
     timeline = with_kernels(make_timeline(2, 4), 7, own=True)
-    drawn = drawing(timeline)
+    drawn = build_drawing(timeline)
     read = unpacked(drawn.arrays)
     for span in np.flatnonzero(read["template"] >= 0):
         first, last = read["templateFirst"][read["template"][span] :][:2]
         inside = read["gap"][first:last].sum() + read["duration"][first:last].sum()
-        whole = (read["spanEnd"][span].astype(float) - read["spanStart"][span]) * drawn.tick
+        whole = (read["spanEnd"][span].astype(float) - read["spanStart"][span]) * drawn.tick_seconds
         assert inside == pytest.approx(whole, rel=1e-5)
 
 
 def test_runs_that_share_a_template_cost_nothing_more(make_timeline: Make) -> None:
     def size(microbatches: int) -> int:
         timeline = with_kernels(make_timeline(4, microbatches), 1000, own=False)
-        return sum(len(array["z"]) for array in drawing(timeline).arrays.values())
+        return sum(len(array["z"]) for array in build_drawing(timeline).arrays.values())
 
     few, many = size(8), size(64)
     assert (
@@ -78,7 +78,7 @@ def test_what_is_too_large_is_left_out_the_innermost_first_and_said(
     make_timeline: Make, limit: int, words: str
 ) -> None:
     timeline = with_kernels(make_timeline(4, 64), 200, own=True)
-    full, drawn = drawing(timeline), drawing(timeline, limit)
+    full, drawn = build_drawing(timeline), build_drawing(timeline, limit)
     assert timeline_caption(full) == ""
     assert sum(len(array["z"]) for array in drawn.arrays.values()) <= limit
     assert words in timeline_caption(drawn)
@@ -87,23 +87,23 @@ def test_what_is_too_large_is_left_out_the_innermost_first_and_said(
 def test_a_million_own_kernels_fit(make_timeline: Make) -> None:
     timeline = with_kernels(make_timeline(8, 250), 250, own=True)
     assert len(timeline.kernels.label) >= 1_000_000
-    drawn = drawing(timeline)
+    drawn = build_drawing(timeline)
     assert timeline_caption(drawn) == ""
-    assert sum(len(array["z"]) for array in drawn.arrays.values()) <= MOST_BYTES
+    assert sum(len(array["z"]) for array in drawn.arrays.values()) <= MAX_ARRAY_BYTES
 
 
 def test_no_more_rows_than_a_page_bears(make_timeline: Make) -> None:
-    drawn = drawing(make_timeline(80, 2))
-    assert len(drawn.rows) == MOST_ROWS
-    assert unpacked(drawn.arrays)["row"].max() == MOST_ROWS - 1
+    drawn = build_drawing(make_timeline(80, 2))
+    assert len(drawn.rows) == MAX_ROWS
+    assert unpacked(drawn.arrays)["row"].max() == MAX_ROWS - 1
 
 
 def test_nothing_happened(make_timeline: Make) -> None:
     timeline = make_timeline(1, 1)
     whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    nothing = Spans(*[whole] * 5, *[real] * 4, *[whole] * 3, real, real, texts=())
-    path = replace(timeline.path, **dict.fromkeys(("row", "lane"), whole), start=real, end=real, follows=whole > 0)
-    drawn = drawing(replace(timeline, spans=nothing, path=path))
+    nothing = TimelineSpans(*[whole] * 5, *[real] * 4, *[whole] * 3, real, real, texts=())
+    path = replace(timeline.path, **dict.fromkeys(("row", "lane"), whole), start=real, end=real, is_connected=whole > 0)
+    drawn = build_drawing(replace(timeline, spans=nothing, path=path))
     assert timeline_figure(drawn).layout["xaxis"]["range"] == [0, 1]
     assert {len(array) for name, array in unpacked(drawn.arrays).items() if not name.endswith(("first", "First"))} == {
         0
@@ -111,7 +111,7 @@ def test_nothing_happened(make_timeline: Make) -> None:
 
 
 def test_lanes_do_not_overlap_and_stay_in_their_row() -> None:
-    edges = [(centre - height / 2, centre + height / 2) for centre, height in lane_bands(3)]
+    edges = [(centre - height / 2, centre + height / 2) for centre, height in lane_geometry(3)]
     assert edges == sorted(edges)
     assert all(low < high for low, high in edges)
     assert all(before[1] <= after[0] + 1e-12 for before, after in pairwise(edges))
@@ -121,12 +121,12 @@ def test_lanes_do_not_overlap_and_stay_in_their_row() -> None:
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from(["u1", "u2", "u4", "i2", "i4", "f4", "f8"]))
 def test_arrays_come_back_as_they_were(values: list[int], dtype: str) -> None:
     array: NDArray[np.generic] = np.array(values, dtype=np.int64).astype(dtype)
-    (back,) = unpacked({"a": packed(array)}).values()
+    (back,) = unpacked({"a": compress_array(array)}).values()
     assert np.array_equal(back, array)
     numbers = np.array(values, dtype=np.int64)
-    assert np.array_equal(narrowest(numbers).astype(np.int64), numbers)
+    assert np.array_equal(smallest_dtype(numbers).astype(np.int64), numbers)
 
 
 def test_an_array_that_javascript_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="no typed array of int64; one of f4, f8"):
-        packed(np.zeros(1, dtype=np.int64))
+        compress_array(np.zeros(1, dtype=np.int64))

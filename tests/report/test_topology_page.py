@@ -7,21 +7,28 @@ from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.program.placement import looped_placement
-from clustersim.report.panels.topology import Lane, Picture, Tier, picture, topology_figure, topology_page
-from clustersim.results.axis_tiers import AxisSpan, Crossing, axis_spans
+from clustersim.report.panels.topology import (
+    AxisView,
+    TierView,
+    TopologyView,
+    build_topology,
+    topology_figure,
+    topology_page,
+)
+from clustersim.results.axis_tiers import AxisLocality, TierCrossing, axis_localities
 
-POD = Picture(
+POD = TopologyView(
     "a pod",
     (
-        Tier("GPU", 16_384, "450 GB/s", "8 to a node"),
-        Tier("NVSwitch domain", 2_048, "50 GB/s per GPU"),
-        Tier("leaf switch", 192, "3.2 TB/s", "1:7 oversubscribed"),
-        Tier("core switch", 1),
+        TierView("GPU", 16_384, "450 GB/s", "8 to a node"),
+        TierView("NVSwitch domain", 2_048, "50 GB/s per GPU"),
+        TierView("leaf switch", 192, "3.2 TB/s", "1:7 oversubscribed"),
+        TierView("core switch", 1),
     ),
 )
 
 
-def words(drawn: Picture) -> str:
+def words(drawn: TopologyView) -> str:
     return " ".join(note["text"] for note in topology_figure(drawn).layout["annotations"])
 
 
@@ -36,15 +43,15 @@ def test_counts_bandwidths_and_notes_are_written() -> None:
 
 
 def test_names_of_a_users_topology_stay_text() -> None:
-    text = topology_page(Picture("</title><script>", (Tier("<b>GPU", 1), Tier("</script>", 2))))
+    text = topology_page(TopologyView("</title><script>", (TierView("<b>GPU", 1), TierView("</script>", 2))))
     assert "<b>GPU" not in text
     assert "</title><script>" not in text
 
 
 def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() -> None:
-    crossings = Crossing(LinkKind.NIC, 0, 1.0), Crossing(LinkKind.LEAF, 1, 0.5)
-    lane = Lane(AxisSpan("dp", 128, 4, 8, 16, crossings), (1, 2), ("NIC", "leaf"))
-    figure = topology_figure(Picture("pod", POD.tiers, (lane,)))
+    crossings = TierCrossing(LinkKind.NIC, 0, 1.0), TierCrossing(LinkKind.LEAF, 1, 0.5)
+    lane = AxisView(AxisLocality("dp", 128, 4, 8, 16, crossings), (1, 2), ("NIC", "leaf"))
+    figure = topology_figure(TopologyView("pod", POD.tiers, (lane,)))
     lines = [trace for trace in figure.traces if trace.get("mode") == "lines" and "fill" not in trace]
     assert {max(y for y in trace["y"] if y is not None) for trace in lines} == {2}
     (dots,) = [trace for trace in figure.traces if trace.get("mode") == "markers"]
@@ -57,10 +64,10 @@ def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() ->
     assert any(note["text"] == "128" for note in narrow)
 
 
-def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisSpan]]:
+def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisLocality]]:
     """For each axis the tier that it reaches, and what is drawn."""
-    drawn = picture(cluster, axis_spans(layout, cluster.fabric, looped_placement(layout.pp, chunks)))
-    return {lane.span.axis: (drawn.tiers[max(lane.levels)].kind, lane.span) for lane in drawn.lanes}
+    drawn = build_topology(cluster, axis_localities(layout, cluster.fabric, looped_placement(layout.pp, chunks)))
+    return {lane.span.axis: (drawn.tiers[max(lane.tier_levels)].label, lane.span) for lane in drawn.axes}
 
 
 def test_llama_crosses_one_tier_more_with_each_axis() -> None:
@@ -68,14 +75,16 @@ def test_llama_crosses_one_tier_more_with_each_axis() -> None:
     assert {axis: top for axis, (top, _) in found.items()} == {
         "tp": "NVLink domain", "dp": "spine switch", "pp": "core switch",
     }  # fmt: skip
-    sizes = {axis: (span.size, span.groups, span.stride, span.nodes) for axis, (_, span) in found.items()}
+    sizes = {
+        axis: (span.group_size, span.group_count, span.stride, span.max_nodes) for axis, (_, span) in found.items()
+    }
     assert sizes == {"tp": (8, 2048, 1, 1), "dp": (128, 128, 8, 128), "pp": (16, 1024, 1024, 16)}
 
 
 def test_an_axis_within_an_nvlink_domain_of_many_nodes_stays_there() -> None:
     found = lanes(load_cluster("gb200-nvl72", gpu_count=144), Layout(tp=8, dp=9, pp=2))
     assert found["dp"][0] == "NVLink domain"
-    assert found["dp"][1].nodes == 9 * 8 // 4 // 2, "every second node of four GPUs"
+    assert found["dp"][1].max_nodes == 9 * 8 // 4 // 2, "every second node of four GPUs"
     assert found["pp"][0] in ("leaf switch", "spine switch")
 
 
@@ -88,7 +97,9 @@ def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
     """Two replicas of eight whole experts on the sixteen ranks of a stage: a node each, and back eight ranks on."""
     layout = Layout(tp=2, dp=8, pp=8, ep=8, etp=1)
     found = lanes(load_cluster("dgx-h100", gpu_count=128), layout)
-    sizes = {axis: (span.size, span.groups, span.stride, span.nodes) for axis, (_, span) in found.items()}
+    sizes = {
+        axis: (span.group_size, span.group_count, span.stride, span.max_nodes) for axis, (_, span) in found.items()
+    }
     assert [*sizes] == ["tp", "dp", "pp", "ep", "edp"]
     assert sizes["ep"] == (8, 16, 1, 1)
     assert sizes["edp"] == (2, 64, 8, 2)
@@ -98,12 +109,12 @@ def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
 @pytest.mark.parametrize("gpus", [8, 16, 64])
 def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
     """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
-    (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpu_count=gpus).fabric, looped_placement(1))
+    (span,) = axis_localities(Layout(dp=gpus), load_cluster("dgx-h100", gpu_count=gpus).fabric, looped_placement(1))
     inside = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
-    assert inside.part == (1.0 if gpus == 8 else pytest.approx(7 / 8))
-    assert sum(item.part for item in span.crossings if item.kind is LinkKind.NIC) == pytest.approx(
-        0.0 if gpus == 8 else 1 / 8
-    )
+    assert inside.fraction == (1.0 if gpus == 8 else pytest.approx(7 / 8))
+    assert sum(
+        tier_crossing.fraction for tier_crossing in span.crossings if tier_crossing.kind is LinkKind.NIC
+    ) == pytest.approx(0.0 if gpus == 8 else 1 / 8)
 
 
 def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
@@ -111,13 +122,13 @@ def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
     fabric, layout = load_cluster("llama3-roce", gpu_count=16_384).fabric, Layout(tp=8, dp=128, pp=16)
     changes = int(np.count_nonzero(np.diff(np.arange(16) * 1024 // 3072)))
     for chunks, expected in ((1, changes / 15), (4, (changes + 1) / 16)):
-        crossings = axis_spans(layout, fabric, looped_placement(layout.pp, chunks))[-1].crossings
+        crossings = axis_localities(layout, fabric, looped_placement(layout.pp, chunks))[-1].crossings
         assert crossings[-1].kind is LinkKind.SPINE
-        assert crossings[-1].part == pytest.approx(expected)
+        assert crossings[-1].fraction == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["laptop", "dgx-h100", "pcie-node", "gb200-nvl72", "mi300x", "dgx-v100"])
 def test_every_shipped_cluster_says_how_fast_the_way_up_from_a_gpu_is(name: str) -> None:
-    drawn = picture(load_cluster(name))
+    drawn = build_topology(load_cluster(name))
     assert drawn.tiers[0].bandwidth.startswith(("NVLink", "PCIe"))
     assert not drawn.tiers[-1].bandwidth

@@ -8,9 +8,9 @@ import pytest
 
 from clustersim.common.errors import InputError, OutputError
 from clustersim.program.task import ComputeTask
-from clustersim.report.export.perfetto import require_trace
-from clustersim.report.export.write_traces import spans_of, write_trace
-from clustersim.report.theme import CATEGORIES
+from clustersim.report.export.perfetto import require_perfetto
+from clustersim.report.export.write_traces import count_spans, write_perfetto_file
+from clustersim.report.theme import CATEGORY_STYLES
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import Slice, packets, simulated, slices
 
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def written(path: Path, result: SimulationResult, ranks: Sequence[int] | None = None) -> list[Slice]:
-    write_trace(result, path, ranks)
+    write_perfetto_file(result, path, ranks)
     return slices(path)
 
 
@@ -41,13 +41,13 @@ def compute_rows(result: SimulationResult) -> Iterator[tuple[int, float, float, 
 
 
 def test_how_many_spans_will_be_written_is_known_before(result: SimulationResult, path: Path) -> None:
-    assert spans_of(result) == len(written(path, result))
+    assert count_spans(result) == len(written(path, result))
 
 
 def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(path: Path) -> None:
     """Undisturbed, unslowed and on links of their own, operations run back to back from the start of their pass."""
     result = simulated("cost.interference=0", "cost.network=uncontended")
-    assert write_trace(result, path) == 2
+    assert write_perfetto_file(result, path) == 2
     inside = [item for item in slices(path) if item.depth]
     expected = [
         (start + timing.offsets[place], timing.durations[place])
@@ -104,17 +104,17 @@ def test_operations_lie_inside_their_pass_and_nothing_overlaps_on_a_track(
 
 
 def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: SimulationResult, path: Path) -> None:
-    write_trace(result, path)
+    write_perfetto_file(result, path)
     size = path.stat().st_size
     with pytest.raises(OutputError, match=r"operations on 2 ranks would be .* above .*--ranks.*--force") as refused:
-        write_trace(result, path.with_name("other"), most=size // 2)
+        write_perfetto_file(result, path.with_name("other"), max_bytes=size // 2)
     said = float(str(refused.value).partition("about ")[2].partition(" KiB")[0]) * 2**10
     assert said == pytest.approx(size, rel=0.3)
     assert [item.name for item in path.parent.iterdir()] == ["step.pftrace"]
 
 
 def test_every_rank_has_a_row_when_every_rank_is_simulated(path: Path) -> None:
-    write_trace(simulated("cost.symmetry=off"), path)
+    write_perfetto_file(simulated("cost.symmetry=off"), path)
     found = [packet.track_descriptor.name for packet in packets(path)]
     names = [f"rank {rank} (tp {rank % 2})" for rank in (0, 1, 4, 5, 2, 3, 6, 7)]
     assert [name for name in found if name.startswith("rank")] == names
@@ -125,19 +125,19 @@ def test_without_the_extra_one_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
     with pytest.raises(InputError, match=r"pip install .clustersim.*--kineto"):
-        write_trace(result, path)
+        write_perfetto_file(result, path)
     assert not path.exists()
 
 
 @pytest.mark.parametrize("name", ["step.json", "-", "", "step.gz"])
 def test_a_name_of_another_format_is_refused_with_what_writes_json(name: str) -> None:
     with pytest.raises(InputError, match=r"--trace .*ends in \.pftrace.*--kineto DIR"):
-        require_trace(name)
+        require_perfetto(name)
 
 
 def test_an_unwritable_trace_is_one_sentence(result: SimulationResult, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no directory"):
-        write_trace(result, tmp_path / "nowhere" / "step.pftrace")
+        write_perfetto_file(result, tmp_path / "nowhere" / "step.pftrace")
 
 
 def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(
@@ -206,7 +206,7 @@ def test_what_a_span_waited_for_is_named_whichever_ranks_are_written(path: Path)
 
 
 def test_categories_are_the_words_of_the_page(result: SimulationResult, path: Path) -> None:
-    words = {category.label for category in CATEGORIES}
+    words = {category.label for category in CATEGORY_STYLES}
     assert {item.category for item in written(path, result)} <= words
 
 

@@ -6,18 +6,26 @@ import re
 
 import pytest
 
-from clustersim.report.validation_page import Lines, Part, Point, factor_figure, hover, scatter_figure, validation_page
+from clustersim.report.validation_page import (
+    TextTable,
+    ValidationPoint,
+    ValidationSection,
+    factor_figure,
+    hover_text,
+    scatter_figure,
+    validation_page,
+)
 
 HOSTILE = "</script><b>bold"
 
 
-def point(number: int, source: str = "a paper", **factors: str) -> Point:
-    return Point(f"case-{number}", source, 1.0 + number, 1.1 + number, factors)
+def point(number: int, source: str = "a paper", **factors: str) -> ValidationPoint:
+    return ValidationPoint(f"case-{number}", source, 1.0 + number, 1.1 + number, factors)
 
 
-def part(*points: Point, unit: str = "s") -> Part:
-    table = Lines(("source", "cases"), [("a paper", "2")], [("all cases", "2")])
-    return Part("Step time", unit, points, table, {"no such GPU": ("x", "y")}, ("All are predicted.",))
+def part(*points: ValidationPoint, unit: str = "s") -> ValidationSection:
+    table = TextTable(("source", "cases"), [("a paper", "2")], [("all cases", "2")])
+    return ValidationSection("Step time", unit, points, table, {"no such GPU": ("x", "y")}, ("All are predicted.",))
 
 
 def test_every_case_is_a_mark_of_its_source() -> None:
@@ -34,7 +42,7 @@ def test_sources_have_looks_of_their_own() -> None:
 
 
 def test_the_axes_are_logarithmic_alike_and_hold_all_cases() -> None:
-    points = [Point("small", "s", 1e-6, 2e-6, {}), Point("large", "s", 100.0, 50.0, {})]
+    points = [ValidationPoint("small", "s", 1e-6, 2e-6, {}), ValidationPoint("large", "s", 100.0, 50.0, {})]
     figure = scatter_figure(part(*points), "scatter")
     x, y = figure.layout["xaxis"], figure.layout["yaxis"]
     assert x["type"] == y["type"] == "log"
@@ -44,14 +52,14 @@ def test_the_axes_are_logarithmic_alike_and_hold_all_cases() -> None:
 
 
 def test_bytes_are_drawn_in_gibibytes() -> None:
-    figure = scatter_figure(part(Point("m", "s", 2.0**31, 2.0**30, {}), unit="B"), "scatter")
+    figure = scatter_figure(part(ValidationPoint("m", "s", 2.0**31, 2.0**30, {}), unit="B"), "scatter")
     assert figure.traces[2]["x"] == [2.0]
     assert figure.layout["xaxis"]["ticktext"] == ["1 GiB", "2 GiB"]
     assert "measured 2 GiB, predicted 1 GiB" in figure.traces[2]["text"][0]
 
 
 def test_pointing_at_a_case_names_it_and_its_factors() -> None:
-    words = hover(Point("case-7", "s", 2.0, 1.0, {"gpu": "b200"}), "s")
+    words = hover_text(ValidationPoint("case-7", "s", 2.0, 1.0, {"gpu": "b200"}), "s")
     for expected in ("case-7", "measured 2 s", "predicted 1 s", "-50.0%", "gpu: b200"):
         assert expected in words
 
@@ -72,7 +80,7 @@ def test_rare_values_of_a_factor_are_drawn_together() -> None:
 
 
 def test_names_of_a_users_table_stay_text() -> None:
-    text = validation_page(HOSTILE, [part(point(1, HOSTILE, **{HOSTILE: HOSTILE}))], Lines((HOSTILE,), ()))
+    text = validation_page(HOSTILE, [part(point(1, HOSTILE, **{HOSTILE: HOSTILE}))], TextTable((HOSTILE,), ()))
     assert "<b>bold" not in text
     assert HOSTILE not in text
 
@@ -86,6 +94,6 @@ def test_a_table_without_predictions_has_its_reasons_and_no_figure() -> None:
 
 
 def test_layouts_have_a_table_where_there_are_sets() -> None:
-    table = Lines(("source", "sets"), [("a paper", "3")])
+    table = TextTable(("source", "sets"), [("a paper", "3")])
     assert "Which layout is fastest" in validation_page("t", [part(point(1))], table)
     assert "Which layout is fastest" not in validation_page("t", [part(point(1))])

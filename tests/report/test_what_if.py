@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim.report.panels.what_if import what_if_card
-from clustersim.results.what_if import Outcome, WhatIf, WhatIfs
+from clustersim.report.panels.what_if import what_if_panel
+from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 
 GIB = 2.0**30
 
 
-def outcome(step_time: float, *, tokens: float = 1.0, fits: bool = True) -> Outcome:
-    return Outcome(step_time, 2.0, tokens, 100.0 * tokens * 2.0 / step_time, 70 * GIB, fits, changes={})
+def outcome(step_time: float, *, tokens: float = 1.0, fits: bool = True) -> WhatIfOutcome:
+    return WhatIfOutcome(step_time, 2.0, tokens, 100.0 * tokens * 2.0 / step_time, 70 * GIB, fits, category_changes={})
 
 
-STRIP = WhatIfs(
+STRIP = WhatIfReport(
     2.0,
     100.0,
     True,
@@ -33,8 +33,8 @@ STRIP = WhatIfs(
 )
 
 
-def bars(strip: WhatIfs) -> dict[str, Any]:
-    (figure,) = what_if_card(strip).figures
+def bars(strip: WhatIfReport) -> dict[str, Any]:
+    (figure,) = what_if_panel(strip).figures
     (trace,) = figure.traces
     return trace
 
@@ -60,7 +60,7 @@ def test_longer_and_what_does_not_fit_are_told_without_their_colour() -> None:
 
 
 def test_the_table_has_step_times_as_they_are_and_changes_for_the_same_work() -> None:
-    found = rows(what_if_card(STRIP).html)
+    found = rows(what_if_panel(STRIP).html)
     assert found[1] == ["as it is", "2.000 s", "", "100", "✓ fits"]
     assert found[2] == ["links <at> 0.9x", "2.500 s", "+500 ms (+25.0%)", "80", "✓ fits"]
     assert found[3] == ["twice the batch", "3.000 s", "-500 ms (-25.0%)", "133.3", "✓ fits"]
@@ -68,27 +68,27 @@ def test_the_table_has_step_times_as_they_are_and_changes_for_the_same_work() ->
 
 
 def test_what_was_not_tried_stands_by_its_reason_and_notes_by_their_change() -> None:
-    text = what_if_card(STRIP).html
+    text = what_if_panel(STRIP).html
     assert "<li>NVLink at 0.9x, NVLink at 2x: no NVLink &lt;here&gt;</li>" in text
     assert "links &lt;at&gt; 0.9x: modelled &amp; more." in text
     assert "<here>" not in text
 
 
 def test_where_nothing_was_tried_there_are_reasons_and_no_figure() -> None:
-    card = what_if_card(WhatIfs(2.0, 100.0, True, STRIP.untried))
+    card = what_if_panel(WhatIfReport(2.0, 100.0, True, STRIP.skipped))
     assert card.figures == ()
     assert "No change was simulated" in card.html
     assert "no NVLink" in card.html
 
 
 def test_where_no_change_matters_the_axis_still_has_a_length() -> None:
-    (figure,) = what_if_card(WhatIfs(2.0, 100.0, True, (STRIP.cases[3],))).figures
+    (figure,) = what_if_panel(WhatIfReport(2.0, 100.0, True, (STRIP.cases[3],))).figures
     for low, high in (figure.layout["xaxis"]["range"], figure.narrow["xaxis"]["range"]):
         assert low < 0.0 < high
 
 
 def test_every_bar_and_its_words_have_room_on_the_axis() -> None:
-    (figure,) = what_if_card(STRIP).figures
+    (figure,) = what_if_panel(STRIP).figures
     low, high = figure.layout["xaxis"]["range"]
     wider_low, wider_high = figure.narrow["xaxis"]["range"]
     assert wider_low < low < -500.0

@@ -10,11 +10,11 @@ from clustersim.parallel import mesh
 from clustersim.parallel.mesh import COMM_AXES, DENSE_AXIS_NAMES
 from clustersim.program.task import CommOverlap as Beside
 from clustersim.program.task import ComputeTask, Operation, Segment, Stream, WorkType
-from clustersim.results.comm_overlap import Overlap, overlap
-from clustersim.results.intervals import Intervals, common
-from clustersim.results.time_breakdown import breakdown
-from clustersim.results.time_categories import EXPOSED
-from clustersim.results.trace_table import read_rows
+from clustersim.results.comm_overlap import AxisOverlap, compute_overlap
+from clustersim.results.intervals import Intervals, intersect
+from clustersim.results.time_breakdown import compute_breakdown
+from clustersim.results.time_categories import EXPOSED_CATEGORIES
+from clustersim.results.trace_table import build_trace_table
 from tests.conftest import examples
 from tests.results.random_trace_cases import cases
 from tests.results.trace_cases import (
@@ -36,39 +36,39 @@ DATA, SEND, RECEIVE = Stream.DP, Stream.SEND_NEXT, Stream.RECEIVE
 KINDS = ("alone", "hidden", "exposed", "beside")
 
 
-def folded(case: Case) -> Overlap:
-    return overlap(case.joined, case.timing_of, breakdown(case.joined, case.timing_of))
+def folded(case: Case) -> AxisOverlap:
+    return compute_overlap(case.joined, case.timing_of, compute_breakdown(case.joined, case.timing_of))
 
 
 def of_axis(case: Case, axis: str, row: int = 0) -> dict[str, float]:
     found = folded(case)
     values = {kind: float(getattr(found, kind)[row, DENSE_AXIS_NAMES.index(axis)]) for kind in KINDS}
-    values["neither"] = found.step - sum(values.values())
+    values["neither"] = found.step_time - sum(values.values())
     return {kind: seconds for kind, seconds in values.items() if abs(seconds) > 1e-12}
 
 
-def check(found: Overlap, step: float) -> None:
+def check(found: AxisOverlap, step: float) -> None:
     """Nothing is negative and the kinds are no more than the step."""
     kinds = np.array([getattr(found, kind) for kind in KINDS])
     assert (kinds >= -1e-9 * (1 + step)).all()
     assert (kinds.sum(axis=0) <= step * (1 + 1e-9) + 1e-12).all()
-    assert found.step == pytest.approx(step)
+    assert found.step_time == pytest.approx(step)
 
 
 @given(cases())
 def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> None:
-    found, known = folded(case), breakdown(case.joined, case.timing_of)
+    found, known = folded(case), compute_breakdown(case.joined, case.timing_of)
     check(found, case.trace.makespan)
-    assert found.exposed == pytest.approx(known.seconds[:, [part.place for part in EXPOSED.values()]])
+    assert found.exposed == pytest.approx(known.seconds[:, [part.index for part in EXPOSED_CATEGORIES.values()]])
 
 
 @given(cases())
 def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
     """The data stream's rows follow each other, so their seconds add up; those of the compute stream may coincide."""
     trace, rows = case.trace, case.joined
-    moving = folded(case).moving[:, DENSE_AXIS_NAMES.index("dp")]
+    moving = folded(case).transfer_time[:, DENSE_AXIS_NAMES.index("dp")]
     for place, rank in enumerate(rows.ranks.tolist()):
-        of_rank = (trace.rank == rank) & (rows.tasks.part[rows.entry] == EXPOSED[mesh.DATA].place)
+        of_rank = (trace.rank == rank) & (rows.tasks.category[rows.entry] == EXPOSED_CATEGORIES[mesh.DATA].index)
         data = (trace.end - trace.start)[of_rank & (trace.stream == DATA)].sum()
         every = (trace.end - trace.start)[of_rank].sum()
         assert data - 1e-9 <= moving[place] <= every + 1e-9
@@ -78,8 +78,8 @@ def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
 @examples(12)
 def test_kinds_fit_into_the_step_in_training(scenario: Scenario) -> None:
     result = simulate(scenario)
-    rows = read_rows(result.trace, result.program, scenario.steps)
-    check(overlap(rows, result.cost.time_segment, result.breakdown), result.step_time)
+    rows = build_trace_table(result.trace, result.program, scenario.steps)
+    check(compute_overlap(rows, result.cost.time_segment, result.breakdown), result.step_time)
 
 
 def test_ddp_hides_what_is_beside_backward() -> None:
@@ -133,18 +133,18 @@ def test_waiting_for_a_member_is_not_moving() -> None:
 def test_stages_are_means_of_their_ranks() -> None:
     """Three ranks of a class that computes for 1 s, one of a class that computes for 5 s."""
     case = Case((Row(FORWARD, 0, 1), Row(FORWARD, 0, 5, rank=1)), (0, 1, 0, 0))
-    mean = folded(case).mean(np.array([0, 0]), case.joined.weights)
-    assert mean.alone[0].tolist() == [2.0] * len(COMM_AXES)
+    mean = folded(case).group_mean(np.array([0, 0]), case.joined.weights)
+    assert mean.no_overlap[0].tolist() == [2.0] * len(COMM_AXES)
 
 
 def test_intervals_that_touch_are_one_and_keys_stay_apart() -> None:
     some = Intervals(np.array([1, 0, 0, 0]), np.array([2.0, 0, 1, 5]), np.array([3.0, 1, 2, 5]))
-    one = some.joined()
+    one = some.merge_overlapping()
     assert (one.key.tolist(), one.start.tolist(), one.end.tolist()) == ([0, 0, 1], [0.0, 5.0, 2.0], [2.0, 5.0, 3.0])
 
 
 def test_common_time_is_that_of_equal_keys() -> None:
     some = Intervals(np.array([0, 1]), np.array([0.0, 0.0]), np.array([4.0, 9.0]))
     others = Intervals(np.array([0, 0, 2]), np.array([1.0, 3.0, 0.0]), np.array([2.0, 6.0, 9.0]))
-    one, other, both = common(some, others)
+    one, other, both = intersect(some, others)
     assert (one.tolist(), other.tolist(), both.seconds.tolist()) == ([0, 0], [0, 1], [1.0, 1.0])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from clustersim.program.task import ComputeTask, Stream
-from clustersim.results.critical_path import critical_path, path_summary
+from clustersim.results.critical_path import find_critical_path, path_category_totals
 from tests.results.random_trace_cases import MIXED, MIXED_TIMING, cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, nonzero, receive
 
@@ -23,19 +23,19 @@ CHAIN = Case(
 
 
 def test_the_path_follows_causes_across_ranks() -> None:
-    assert critical_path(CHAIN.trace).tolist() == [0, 2, 3, 4, 5]
+    assert find_critical_path(CHAIN.trace).tolist() == [0, 2, 3, 4, 5]
 
 
 def test_the_path_is_summed_by_part_with_waits_made_explicit() -> None:
     """2 + 4 of blocks, 1 of a message, 0.5 of waiting before 0.5 of a reduction, 1 of the optimizer: 9 in all."""
-    assert nonzero(path_summary(CHAIN.joined, CHAIN.timing_of)) == {
+    assert nonzero(path_category_totals(CHAIN.joined, CHAIN.timing_of)) == {
         "compute": 6.0, "optimizer": 1.0, "exposed dp": 0.5, "exposed pp": 1.0, "wait": 0.5,
     }  # fmt: skip
 
 
 def test_a_block_on_the_path_is_split_into_its_operations() -> None:
     case = Case((Row(ComputeTask(MIXED), 1, 10),), timings={MIXED: MIXED_TIMING})
-    assert nonzero(path_summary(case.joined, case.timing_of)) == {
+    assert nonzero(path_category_totals(case.joined, case.timing_of)) == {
         "compute": 5.0, "recompute": 1.5, "optimizer": 0.75, "exposed tp": 1.25, "exposed cp": 0.5, "wait": 1.0,
     }  # fmt: skip
 
@@ -48,18 +48,18 @@ def test_the_path_goes_through_the_rank_that_was_waited_for_until_it_lets_the_ot
         Row(collective("dp"), 7, 17, 1, Stream.DP, rank=1),
     )
     case = Case(rows, (0, 1))
-    assert critical_path(case.trace).tolist() == [0, 1, 2]
-    assert nonzero(path_summary(case.joined, case.timing_of)) == {"compute": 7.0, "exposed dp": 10.0}
+    assert find_critical_path(case.trace).tolist() == [0, 1, 2]
+    assert nonzero(path_category_totals(case.joined, case.timing_of)) == {"compute": 7.0, "exposed dp": 10.0}
 
 
 def test_an_empty_trace_has_an_empty_path() -> None:
     case = Case(())
-    assert critical_path(case.trace).tolist() == []
-    assert nonzero(path_summary(case.joined, case.timing_of)) == {}
+    assert find_critical_path(case.trace).tolist() == []
+    assert nonzero(path_category_totals(case.joined, case.timing_of)) == {}
 
 
 @given(cases())
 def test_the_path_sums_to_the_makespan(case: Case) -> None:
     """Also where causes lead in a circle or overlap: then rows count for what they add."""
-    total = sum(path_summary(case.joined, case.timing_of).values())
+    total = sum(path_category_totals(case.joined, case.timing_of).values())
     assert total == pytest.approx(case.trace.makespan, rel=1e-12, abs=1e-12)

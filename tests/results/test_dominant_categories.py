@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from clustersim import Scenario, simulate
 from clustersim.common.arrays import FloatArray
 from clustersim.program.task import ComputeTask, Stream
-from clustersim.results.dominant_categories import dominant_parts, part_seconds
+from clustersim.results.dominant_categories import category_seconds, dominant_categories
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_breakdown import breakdown
-from clustersim.results.time_categories import PARTS, Part
-from clustersim.results.trace_table import read_rows
+from clustersim.results.time_breakdown import compute_breakdown
+from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
+from clustersim.results.trace_table import build_trace_table
 from tests.conftest import examples
 from tests.results.random_trace_cases import MIXED, MIXED_TIMING, cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, receive, send
@@ -23,20 +23,20 @@ DATA, SEND, RECEIVE = Stream.DP, Stream.SEND_NEXT, Stream.RECEIVE
 
 def shares(case: Case, bins: int) -> FloatArray:
     """[parts, classes, bins] seconds."""
-    return np.array(list(part_seconds(case.joined, case.timing_of, bins=bins, makespan=case.trace.makespan)))
+    return np.array(list(category_seconds(case.joined, case.timing_of, bin_count=bins, makespan=case.trace.makespan)))
 
 
 def timeline(case: Case, bins: int, rank: int = 0) -> list[dict[str, float]]:
     """Seconds of each bin of a class by part, those that are not zero."""
     return [
-        {part.value: float(value) for part, value in zip(PARTS, column, strict=True) if abs(value) > 1e-12}
+        {part.value: float(value) for part, value in zip(TIME_CATEGORIES, column, strict=True) if abs(value) > 1e-12}
         for column in shares(case, bins)[:, rank].T
     ]
 
 
 @given(cases(), st.integers(1, 40))
 def test_bins_of_a_part_sum_to_the_breakdown(case: Case, bins: int) -> None:
-    known = breakdown(case.joined, case.timing_of).seconds
+    known = compute_breakdown(case.joined, case.timing_of).seconds
     assert pytest.approx(known, rel=1e-9, abs=1e-9 * (1 + case.trace.makespan)) == shares(case, bins).sum(axis=2).T
 
 
@@ -84,9 +84,9 @@ SMALL = Scenario.from_mapping(
 
 
 def check(result: SimulationResult) -> None:
-    rows = read_rows(result.trace, result.program, result.scenario.steps)
-    found = dominant_parts(rows, result.cost.time_segment, bins=50)
-    assert found.whole
+    rows = build_trace_table(result.trace, result.program, result.scenario.steps)
+    found = dominant_categories(rows, result.cost.time_segment, bin_count=50)
+    assert found.is_complete
     known = result.breakdown.seconds * result.scenario.steps
     assert found.seconds == pytest.approx(known, rel=1e-9, abs=1e-9 * found.makespan)
 
@@ -123,7 +123,7 @@ def test_a_blocks_parts_are_spread_evenly_but_for_what_this_run_waited() -> None
         (Row(ComputeTask(MIXED), 0, 9), Row(ComputeTask(MIXED), 9, 21, 0, waited=3.0)), timings={MIXED: MIXED_TIMING}
     )  # fmt: skip
     first, second = shares(case, 21)[:, 0, :9], shares(case, 21)[:, 0, 9:]
-    compute, wait = Part.COMPUTE.place, Part.WAIT.place
+    compute, wait = TimeCategory.COMPUTE.index, TimeCategory.WAIT.index
     assert first[compute] == pytest.approx(5 / 9)
     assert second[compute] == pytest.approx(5 / 12)
     assert first[wait] == pytest.approx(0)
@@ -133,18 +133,18 @@ def test_a_blocks_parts_are_spread_evenly_but_for_what_this_run_waited() -> None
 def test_a_bin_is_called_after_what_takes_most_of_it() -> None:
     """Bins of 2 s: forward for 1.5 s and 0.5 s of a collective; 1 s of it less an eighth, and the optimizer."""
     case = Case((Row(FORWARD, 0, 1.5), Row(collective("dp"), 1.5, 2.875, 0, DATA), Row(STEP, 2.875, 4, 1)))
-    found = dominant_parts(case.joined, case.timing_of, bins=2)
-    assert [PARTS[place] for place in found.category[0]] == [Part.COMPUTE, Part.OPTIMIZER]
-    assert found.seconds[0, Part.EXPOSED_DP.place] == pytest.approx(1.375)
+    found = dominant_categories(case.joined, case.timing_of, bin_count=2)
+    assert [TIME_CATEGORIES[place] for place in found.category[0]] == [TimeCategory.COMPUTE, TimeCategory.OPTIMIZER]
+    assert found.seconds[0, TimeCategory.EXPOSED_DP.place] == pytest.approx(1.375)
 
 
 def test_of_many_classes_evenly_spaced_ranks_are_shown_as_they_are() -> None:
     rows = tuple(Row(FORWARD, 0, 1.0 + rank, -1, rank=rank) for rank in range(9))
     case = Case(rows, tuple(range(9)))
-    every = dominant_parts(case.joined, case.timing_of, bins=9)
-    some = dominant_parts(case.joined, case.timing_of, bins=9, most=3)
-    assert every.whole
-    assert not some.whole
+    every = dominant_categories(case.joined, case.timing_of, bin_count=9)
+    some = dominant_categories(case.joined, case.timing_of, bin_count=9, max_classes=3)
+    assert every.is_complete
+    assert not some.is_complete
     assert some.ranks.tolist() == [0, 4, 8]
     assert some.makespan == every.makespan == 9.0
     assert (some.category == every.category[[0, 4, 8]]).all()
@@ -155,4 +155,4 @@ def test_a_large_class_is_shown_however_few_are() -> None:
     """Rank 1 stands for ten ranks, each other one for itself."""
     rows = tuple(Row(FORWARD, 0, 1.0, -1, rank=rank) for rank in range(6))
     case = Case(rows, (0, 1, 2, 3, 4, 5, *[1] * 9))
-    assert 1 in dominant_parts(case.joined, case.timing_of, bins=1, most=3).ranks
+    assert 1 in dominant_categories(case.joined, case.timing_of, bin_count=1, max_classes=3).ranks

@@ -16,21 +16,21 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
-from clustersim.results.link_volumes import Metered
-from clustersim.results.network_utilization import NetworkUse, network_use
+from clustersim.results.link_volumes import MeteredCollectiveCost
+from clustersim.results.network_utilization import NetworkUtilization, network_utilization
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.trace_table import read_rows
+from clustersim.results.trace_table import build_trace_table
 from clustersim.results.transfer_events import spread_over_time
 from tests.conftest import examples
 from tests.laws.test_shared_network import crowded
 from tests.strategies import scenarios
 
 
-def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> Metered:
+def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> MeteredCollectiveCost:
     loaded = load_cluster(cluster, gpu_count=gpus)
     groups = {"tp": ProcessGroups("tp", np.array(members))}
     chosen = NcclOverrides(forced=dict.fromkeys(CollectiveType, algorithm))
-    return Metered(loaded.fabric, chosen.apply_to(load_library(loaded.library)), groups)
+    return MeteredCollectiveCost(loaded.fabric, chosen.apply_to(load_library(loaded.library)), groups)
 
 
 @pytest.mark.parametrize(
@@ -43,42 +43,46 @@ def test_a_ring_in_a_node_sends_its_textbook_volume_up_and_down_nvlink(
 ) -> None:
     """Every member sends (n - 1) / n of the payload, twice as much to reduce and gather; each byte passes two links."""
     members = np.arange(8).reshape(-1, size).tolist()
-    found = metered("dgx-h100", 8, members, "ring").carried(CommOp("x", kind, "tp", 1e6))
+    found = metered("dgx-h100", 8, members, "ring").link_volumes(CommOp("x", kind, "tp", 1e6))
     sent = parts * (size - 1)
-    assert found.sent == pytest.approx([sent] * (8 // size))
-    assert found.crossing[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(found.sent)
-    assert found.crossing.sum() == pytest.approx(found.sent.sum()), "nothing crosses another tier"
-    assert np.bincount(found.group, found.share) == pytest.approx([2 * sent] * (8 // size))
-    assert np.bincount(found.link, found.share) == pytest.approx([sent / size] * 16)
+    assert found.sent_fraction == pytest.approx([sent] * (8 // size))
+    assert found.crossing_fraction[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(found.sent_fraction)
+    assert found.crossing_fraction.sum() == pytest.approx(found.sent_fraction.sum()), "nothing crosses another tier"
+    assert np.bincount(found.group_index, found.fraction) == pytest.approx([2 * sent] * (8 // size))
+    assert np.bincount(found.link_id, found.fraction) == pytest.approx([sent / size] * 16)
 
 
 def test_a_ring_of_gpus_of_equal_place_in_two_nodes_crosses_nics_and_no_nvlink() -> None:
-    found = metered("dgx-h100", 16, [[0, 8]], "ring").carried(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
-    assert found.sent.tolist() == [1.0]
-    crossed = {LINK_KINDS[tier] for tier in np.flatnonzero(found.crossing[0]).tolist()}
+    found = metered("dgx-h100", 16, [[0, 8]], "ring").link_volumes(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
+    assert found.sent_fraction.tolist() == [1.0]
+    crossed = {LINK_KINDS[tier] for tier in np.flatnonzero(found.crossing_fraction[0]).tolist()}
     assert crossed == {LinkKind.PCIE, LinkKind.NIC}, "they share the leaf of their rail"
 
 
 def test_a_group_of_one_carries_nothing() -> None:
-    found = metered("dgx-h100", 2, [[0], [1]], "ring").carried(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
-    assert found.sent.tolist() == [0.0, 0.0]
-    assert not len(found.link)
+    found = metered("dgx-h100", 2, [[0], [1]], "ring").link_volumes(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
+    assert found.sent_fraction.tolist() == [0.0, 0.0]
+    assert not len(found.link_id)
 
 
 def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
     meter = metered("dgx-h100", 8, [list(range(8))], "ring")
-    first, second = (meter.carried(CommOp("x", CollectiveType.ALL_GATHER, "tp", size)) for size in (1e6, 2e9))
+    first, second = (meter.link_volumes(CommOp("x", CollectiveType.ALL_GATHER, "tp", size)) for size in (1e6, 2e9))
     assert first is second
 
 
-def use(result: SimulationResult, bins: int = 50) -> NetworkUse | None:
+def use(result: SimulationResult, bins: int = 50) -> NetworkUtilization | None:
     cluster, settings = result.scenario.cluster, result.scenario.cost
     groups = result.program.groups
-    volumes = Metered(cluster.fabric, settings.nccl_overrides.apply_to(load_library(cluster.library)), groups)
-    return network_use(read_rows(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins)
+    volumes = MeteredCollectiveCost(
+        cluster.fabric, settings.nccl_overrides.apply_to(load_library(cluster.library)), groups
+    )
+    return network_utilization(
+        build_trace_table(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins
+    )
 
 
-def found(result: SimulationResult) -> NetworkUse:
+def found(result: SimulationResult) -> NetworkUtilization:
     answer = use(result)
     assert answer is not None
     return answer
@@ -102,23 +106,27 @@ def plan(**changes: Any) -> Scenario:
     )
 
 
-def bytes_on(answer: NetworkUse) -> dict[LinkKind, float]:
+def bytes_on(answer: NetworkUtilization) -> dict[LinkKind, float]:
     """All bytes that links of each tier carry in the run."""
-    bins = len(answer.tiers[0].over_time)
-    return {tier.kind: float(tier.over_time.sum()) * tier.capacity * answer.seconds / bins for tier in answer.tiers}
+    bins = len(answer.tiers[0].utilization_over_time)
+    return {
+        tier.kind: float(tier.utilization_over_time.sum()) * tier.capacity * answer.makespan / bins
+        for tier in answer.tiers
+    }
 
 
 def test_messages_between_two_stages_are_their_payload_once_per_hop() -> None:
     result = simulate(plan(pp=2, tp=8))
     answer, training = found(result), result.scenario.training
-    axis = {axis_use.axis: axis_use for axis_use in answer.axes}["pp"]
+    axis = {axis_traffic.axis: axis_traffic for axis_traffic in answer.axis_traffic}["pp"]
     tokens = training.global_batch * training.sequence
     message = tokens * result.scenario.model.hidden * 2.0  # BF16, once forward and once backward
-    assert axis.sent == pytest.approx(2 * message), "of the tensor-parallel group each member sends its part"
-    crossed = {tier.kind for tier, amount in zip(answer.tiers, axis.crossing, strict=True) if amount}
+    assert axis.sent_bytes == pytest.approx(2 * message), "of the tensor-parallel group each member sends its part"
+    crossed = {tier.kind for tier, amount in zip(answer.tiers, axis.tier_bytes, strict=True) if amount}
     assert crossed == {LinkKind.PCIE, LinkKind.NIC}
     assert bytes_on(answer)[LinkKind.NIC] == pytest.approx(
-        2 * sum(item.crossing[[tier.kind for tier in answer.tiers].index(LinkKind.NIC)] for item in answer.axes)
+        2
+        * sum(item.tier_bytes[[tier.kind for tier in answer.tiers].index(LinkKind.NIC)] for item in answer.axis_traffic)
     )
 
 
@@ -130,9 +138,9 @@ def test_data_parallel_bytes_are_those_of_the_textbook() -> None:
     exchanged = {exchange for program in result.program.programs for exchange in program.comm_ops}
     assert {exchange.collective for exchange in exchanged} == {CollectiveType.ALL_REDUCE}
     payload = sum(task.comm_op.payload for task in result.program.programs[0].tasks if hasattr(task, "comm_op"))
-    (axis,) = found(result).axes
+    (axis,) = found(result).axis_traffic
     assert axis.axis == "dp"
-    assert axis.sent / 8 == pytest.approx(2 * 7 / 8 * payload)
+    assert axis.sent_bytes / 8 == pytest.approx(2 * 7 / 8 * payload)
 
 
 def test_folded_ranks_count_as_all_ranks() -> None:
@@ -140,33 +148,37 @@ def test_folded_ranks_count_as_all_ranks() -> None:
     same(folded, every)
 
 
-def same(left: NetworkUse, right: NetworkUse) -> None:
+def same(left: NetworkUtilization, right: NetworkUtilization) -> None:
     assert [tier.kind for tier in left.tiers] == [tier.kind for tier in right.tiers]
     for tier, other in zip(left.tiers, right.tiers, strict=True):
-        assert tier.over_time == pytest.approx(other.over_time, rel=1e-6, abs=1e-9)
-        assert tier.busiest == pytest.approx(other.busiest)
-    mine, others = ({axis.axis: axis for axis in answer.axes} for answer in (left, right))
+        assert tier.utilization_over_time == pytest.approx(other.utilization_over_time, rel=1e-6, abs=1e-9)
+        assert tier.max_link_utilization == pytest.approx(other.max_link_utilization)
+    mine, others = ({axis.axis: axis for axis in answer.axis_traffic} for answer in (left, right))
     assert mine.keys() == others.keys()
     for name, axis in mine.items():
-        assert axis.sent == pytest.approx(others[name].sent)
-        assert axis.crossing == pytest.approx(others[name].crossing)
-    assert [busy_link.link for busy_link in left.busiest] == [item.link for item in right.busiest]
-    assert [element.alike for element in left.busiest] == [entry.alike for entry in right.busiest]
+        assert axis.sent_bytes == pytest.approx(others[name].sent_bytes)
+        assert axis.tier_bytes == pytest.approx(others[name].tier_bytes)
+    assert [busiest_link.link for busiest_link in left.busiest_links] == [
+        busy_link.link for busy_link in right.busiest_links
+    ]
+    assert [item.equivalent_count for item in left.busiest_links] == [
+        element.equivalent_count for element in right.busiest_links
+    ]
 
 
 def test_a_shared_network_moves_the_same_bytes_and_no_link_more_than_it_can() -> None:
     alone, shared = (found(simulate(plan(pp=2, dp=8, network=kind))) for kind in ("uncontended", "shared"))
-    for mine, other in zip(alone.axes, shared.axes, strict=True):
-        assert mine.sent == pytest.approx(other.sent)
-        assert mine.crossing == pytest.approx(other.crossing)
-    assert all(tier.busiest <= 1.0 for tier in shared.tiers)
-    assert all(busy_link.utilisation <= 1.0 for busy_link in shared.busiest)
+    for mine, other in zip(alone.axis_traffic, shared.axis_traffic, strict=True):
+        assert mine.sent_bytes == pytest.approx(other.sent_bytes)
+        assert mine.tier_bytes == pytest.approx(other.tier_bytes)
+    assert all(tier.max_link_utilization <= 1.0 for tier in shared.tiers)
+    assert all(busiest_link.utilization <= 1.0 for busiest_link in shared.busiest_links)
 
 
 def test_bytes_of_several_steps_are_those_of_one() -> None:
     one, three = (found(simulate(plan(pp=2, dp=8, steps=steps))) for steps in (1, 3))
-    for mine, other in zip(one.axes, three.axes, strict=True):
-        assert mine.sent == pytest.approx(other.sent)
+    for mine, other in zip(one.axis_traffic, three.axis_traffic, strict=True):
+        assert mine.sent_bytes == pytest.approx(other.sent_bytes)
     assert bytes_on(three)[LinkKind.NIC] == pytest.approx(3 * bytes_on(one)[LinkKind.NIC])
 
 
@@ -177,13 +189,17 @@ def test_one_rank_uses_no_network() -> None:
 
 def test_gpus_of_others_are_no_capacity() -> None:
     result, fabric = simulate(plan(tp=8, gpus=8)), load_cluster("dgx-h100", gpu_count=16).fabric
-    rows = read_rows(result.trace, result.program)
-    answer = network_use(rows, fabric, Metered(fabric, load_library("nccl"), result.program.groups))
+    rows = build_trace_table(result.trace, result.program)
+    answer = network_utilization(
+        rows, fabric, MeteredCollectiveCost(fabric, load_library("nccl"), result.program.groups)
+    )
     assert answer is not None
     ports = {tier.kind: tier for tier in answer.tiers}[LinkKind.NVLINK]
-    assert ports.links == 2 * 8
+    assert ports.link_count == 2 * 8
     assert ports.capacity == pytest.approx(2 * 8 * 450e9)
-    assert ports.mean == pytest.approx({tier.kind: tier for tier in found(result).tiers}[LinkKind.NVLINK].mean)
+    assert ports.mean_utilization == pytest.approx(
+        {tier.kind: tier for tier in found(result).tiers}[LinkKind.NVLINK].mean_utilization
+    )
 
 
 @examples(15)
@@ -196,16 +212,16 @@ def test_folding_and_sharing_keep_every_byte(scenario: Scenario) -> None:
         assert answer is every
         return
     same(answer, every)
-    assert sum(axis_use.crossing.sum() for axis_use in answer.axes) > 0
-    for axis in answer.axes:
-        assert (axis.crossing <= axis.sent * (1 + 1e-9)).all()
+    assert sum(axis_traffic.tier_bytes.sum() for axis_traffic in answer.axis_traffic) > 0
+    for axis in answer.axis_traffic:
+        assert (axis.tier_bytes <= axis.sent_bytes * (1 + 1e-9)).all()
 
 
 @examples(15)
 @given(crowded())
 def test_on_a_shared_network_no_link_is_used_for_more_than_a_second_per_second(scenario: Scenario) -> None:
     answer = use(simulate(scenario))
-    assert answer is None or all(tier.busiest <= 1.0 + 1e-9 for tier in answer.tiers)
+    assert answer is None or all(tier.max_link_utilization <= 1.0 + 1e-9 for tier in answer.tiers)
 
 
 SPANS = st.lists(

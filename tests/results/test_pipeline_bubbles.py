@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import ComputeTask, Operation, ReceiveTask, Segment, Stream, WorkType
-from clustersim.results.time_breakdown import Breakdown, breakdown
+from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
 from clustersim.results.utilization import bubble_fraction
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -24,7 +24,7 @@ SECONDS = {ActionKind.FORWARD: 1.0, ActionKind.BACKWARD: 2.0}
 SHAPES = [(2, 2), (3, 6), (4, 8), (5, 10)]
 
 
-def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
+def folded(schedule: Schedule, ranks: int, microbatches: int) -> TimeBreakdown:
     """Run the schedule; each action waits for a message of no length from the stage before (or behind) it."""
     order = schedule.order(ranks, microbatches)
     last = ranks * schedule.placement(ranks).max_chunks - 1
@@ -43,11 +43,11 @@ def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
             task = ComputeTask(BLOCKS[action.kind], action=action)
             rows.append(Row(task, done[action] - SECONDS[action.kind], done[action], cause, rank=rank))
     case = Case(tuple(rows), tuple(range(ranks)), staged=True)
-    return breakdown(case.joined, case.timing_of)
+    return compute_breakdown(case.joined, case.timing_of)
 
 
-def bubbles(answer: Breakdown, rank: int) -> tuple[float, float, float]:
-    parts = answer.of(rank)
+def bubbles(answer: TimeBreakdown, rank: int) -> tuple[float, float, float]:
+    parts = answer.rank_seconds(rank)
     return parts["bubble warm-up"], parts["bubble steady"], parts["bubble cool-down"]
 
 
@@ -87,4 +87,4 @@ def test_the_bubble_is_the_closed_form_on_every_rank(schedule: Schedule, ranks: 
     assert bubble_fraction(answer) == pytest.approx(expected)
     idle = [sum(bubbles(answer, rank)) for rank in range(ranks)]
     assert np.allclose(idle, (ranks - 1) * 3)
-    assert answer.mean()["wait"] == pytest.approx(0, abs=1e-12)
+    assert answer.mean_seconds()["wait"] == pytest.approx(0, abs=1e-12)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clustersim.cost.timing import Bottleneck, CommTiming, Provenance
 from clustersim.program.task import CommOp, ComputeTask, Stream
-from clustersim.results.provenance import InStep, expectation, in_step, items, provenance_share
-from clustersim.results.trace_table import WHOLE
+from clustersim.results.provenance import InSituShare, busy_time_items, expected_error, in_situ_share, provenance_shares
+from clustersim.results.trace_table import FULL_RUN
 from tests.results.random_trace_cases import MIXED, cases
 from tests.results.trace_cases import FORWARD, Case, Row, collective, nonzero, timing
 
@@ -24,7 +24,7 @@ def published(_: CommOp) -> CommTiming:
 
 
 def shares_of(case: Case) -> dict[str, float]:
-    return provenance_share(items(case.joined, case.timing_of, published))
+    return provenance_shares(busy_time_items(case.joined, case.timing_of, published))
 
 
 def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
@@ -65,11 +65,14 @@ def test_what_begins_before_a_time_and_behind_it_is_all(case: Case, part: float)
     at = part * case.trace.makespan
     whole, *parts = (
         Counter(
-            {(item.does, item.provenance): item.seconds for item in items(case.joined, case.timing_of, published, span)}
+            {
+                (busy_time_item.body, busy_time_item.provenance): busy_time_item.seconds
+                for busy_time_item in busy_time_items(case.joined, case.timing_of, published, span)
+            }
         )
-        for span in (WHOLE, (0.0, at), (at, math.inf))
+        for span in (FULL_RUN, (0.0, at), (at, math.inf))
     )
-    both = {element: parts[0][element] + parts[1][element] for element in whole}
+    both = {item: parts[0][item] + parts[1][item] for item in whole}
     assert both == pytest.approx(dict(whole))
     assert not (parts[0].keys() | parts[1].keys()) - whole.keys()
 
@@ -77,7 +80,7 @@ def test_what_begins_before_a_time_and_behind_it_is_all(case: Case, part: float)
 def test_an_empty_trace_rests_on_nothing() -> None:
     case = Case(())
     assert not nonzero(shares_of(case))
-    assert expectation(items(case.joined, case.timing_of, published)).unknown == 1
+    assert expected_error(busy_time_items(case.joined, case.timing_of, published)).unknown_share == 1
 
 
 def test_measured_kernels_that_a_step_slows_are_counted_apart() -> None:
@@ -85,9 +88,9 @@ def test_measured_kernels_that_a_step_slows_are_counted_apart() -> None:
     three = timing((4, 0), (2, 0), (2, 0), (8, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) * 3 + (P.ROOFLINE,) * 3)
     paced = replace(three, in_situ_slowdown=(1.25, 1.0, 1.0, 1.25, 1.0, 1.0))
     case = Case((Row(ComputeTask(MIXED), 0, 16),), timings={MIXED: paced})
-    assert in_step(items(case.joined, case.timing_of, published)) == InStep(4 / 16, 1.25)
+    assert in_situ_share(busy_time_items(case.joined, case.timing_of, published)) == InSituShare(4 / 16, 1.25)
 
 
 def test_a_step_that_slows_nothing_measured_says_so() -> None:
     case = Case((Row(FORWARD, 0, 8),))
-    assert in_step(items(case.joined, case.timing_of, published)) == InStep(0.0, 1.0)
+    assert in_situ_share(busy_time_items(case.joined, case.timing_of, published)) == InSituShare(0.0, 1.0)

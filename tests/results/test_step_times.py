@@ -12,10 +12,10 @@ from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
-from clustersim.lowering.repeat_steps import repeat
+from clustersim.lowering.repeat_steps import repeat_steps
 from clustersim.program.program import Program
 from clustersim.results.step_times import step_times
-from clustersim.results.trace_table import read_rows
+from clustersim.results.trace_table import build_trace_table
 from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import NEXT, compute, meet, program, receive, replicated, send
@@ -23,11 +23,11 @@ from tests.engine.small_programs import NEXT, compute, meet, program, receive, r
 
 def times(made: Program, steps: int, jitter: Jitter | None = None) -> FloatArray:
     """Seconds of each of some steps in a row, at unit costs."""
-    repeated = repeat(made, steps)
+    repeated = repeat_steps(made, steps)
     unit = UnitCost(repeated)
     cost = SegmentCost(repeated, DeviceModels.uniform(DeviceModel(unit), repeated.world_size), unit)
     trace, _ = simulate_program(repeated, singleton_classes(repeated), cost, jitter=jitter)
-    found = step_times(read_rows(trace, repeated, steps))
+    found = step_times(build_trace_table(trace, repeated, steps))
     assert found.shape == (steps,)
     assert found.sum() == pytest.approx(trace.makespan)
     return found

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.program.task import ComputeTask, Stream
-from clustersim.results.time_breakdown import Breakdown, breakdown
-from clustersim.results.time_categories import BUBBLES, PARTS, Part
+from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
+from clustersim.results.time_categories import BUBBLE_CATEGORIES, TIME_CATEGORIES, TimeCategory
 from tests.results.random_trace_cases import MIXED, MIXED_TIMING, cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, nonzero, receive
 
@@ -17,11 +17,11 @@ DATA, RECEIVE = Stream.DP, Stream.RECEIVE
 
 
 def parts(case: Case, rank: int = 0) -> dict[str, float]:
-    return nonzero(folded(case).of(rank))
+    return nonzero(folded(case).rank_seconds(rank))
 
 
-def folded(case: Case) -> Breakdown:
-    return breakdown(case.joined, case.timing_of)
+def folded(case: Case) -> TimeBreakdown:
+    return compute_breakdown(case.joined, case.timing_of)
 
 
 @given(cases())
@@ -29,8 +29,8 @@ def test_parts_sum_to_the_makespan_on_every_rank_and_in_the_mean(case: Case) -> 
     answer = folded(case)
     makespan = case.trace.makespan
     for rank in range(len(case.representative)):
-        assert sum(answer.of(rank).values()) == pytest.approx(makespan, rel=1e-12, abs=1e-12)
-    assert sum(answer.mean().values()) == pytest.approx(makespan, rel=1e-12, abs=1e-12)
+        assert sum(answer.rank_seconds(rank).values()) == pytest.approx(makespan, rel=1e-12, abs=1e-12)
+    assert sum(answer.mean_seconds().values()) == pytest.approx(makespan, rel=1e-12, abs=1e-12)
 
 
 @given(cases())
@@ -44,11 +44,11 @@ def test_parts_of_a_span_sum_to_it_and_those_beside_it_add_up(case: Case, one: f
     makespan = case.trace.makespan
     since, until = (part * makespan for part in sorted((one, other)))
     spans = ((0.0, since), (since, until), (until, makespan))
-    parts = [breakdown(case.joined, case.timing_of, span).seconds for span in spans]
+    parts = [compute_breakdown(case.joined, case.timing_of, span).seconds for span in spans]
     for (begin, end), seconds in zip(spans, parts, strict=True):
         assert seconds.sum(axis=1) == pytest.approx(end - begin, rel=1e-9, abs=1e-12)
         assert (seconds >= -1e-12 * (1 + makespan)).all()
-    idle = [part.place for part in BUBBLES]
+    idle = [part.index for part in BUBBLE_CATEGORIES]
     whole = folded(case).seconds
     assert sum(parts)[:, idle] == pytest.approx(whole[:, idle], rel=1e-9, abs=1e-12)
     assert sum(parts).sum(axis=1) == pytest.approx(whole.sum(axis=1), rel=1e-9, abs=1e-12)
@@ -182,12 +182,12 @@ def test_the_mean_counts_every_rank_that_a_class_stands_for() -> None:
     answer = folded(Case((Row(FORWARD, 0, 4), Row(FORWARD, 0, 8, rank=1)), (0, 1, 0, 0)))
     assert answer.ranks.tolist() == [0, 1]
     assert answer.weights.tolist() == [3, 1]
-    assert nonzero(answer.mean()) == {"compute": 5.0, "wait": 3.0}
-    assert answer.of(3) == answer.of(0)
-    assert answer.total(Part.COMPUTE, Part.WAIT) == 8.0
-    assert answer.total(*BUBBLES) == 0.0
+    assert nonzero(answer.mean_seconds()) == {"compute": 5.0, "wait": 3.0}
+    assert answer.rank_seconds(3) == answer.rank_seconds(0)
+    assert answer.category_total(TimeCategory.COMPUTE, TimeCategory.WAIT) == 8.0
+    assert answer.category_total(*BUBBLE_CATEGORIES) == 0.0
 
 
 def test_the_names_are_the_parts_in_order() -> None:
-    assert list(folded(Case((Row(FORWARD, 0, 4),))).mean()) == [part.value for part in PARTS]
-    assert [part.place for part in PARTS] == np.arange(len(PARTS)).tolist()
+    assert list(folded(Case((Row(FORWARD, 0, 4),))).mean_seconds()) == [part.value for part in TIME_CATEGORIES]
+    assert [part.index for part in TIME_CATEGORIES] == np.arange(len(TIME_CATEGORIES)).tolist()

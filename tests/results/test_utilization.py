@@ -5,15 +5,15 @@ import pytest
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
 from clustersim.program.task import ComputeTask, Operation, Segment, Stream, WorkType
-from clustersim.results.time_breakdown import breakdown
+from clustersim.results.time_breakdown import compute_breakdown
 from clustersim.results.utilization import (
     CONVENTION,
+    achieved_flops_per_gpu,
     bubble_fraction,
     exposed_fraction,
     hfu,
     mfu,
-    model_flops_per_rank,
-    recomputed_flops,
+    recomputed_flops_total,
     tokens_per_second,
 )
 from tests.results.trace_cases import BACKWARD, FORWARD, KERNEL, STEP, Case, Row, collective, receive
@@ -27,8 +27,8 @@ def test_mfu_is_palms() -> None:
     """
     tokens, ranks, peak = 238.3e3, 6144, 275e12
     attention = 12 * 118 * 48 * 256 * 2048
-    with_attention = mfu((6 * 540e9 + attention) * tokens, seconds=1.0, ranks=ranks, peak=peak)
-    without = mfu(6 * 540e9 * tokens, seconds=1.0, ranks=ranks, peak=peak)
+    with_attention = mfu((6 * 540e9 + attention) * tokens, step_time=1.0, gpu_count=ranks, peak=peak)
+    without = mfu(6 * 540e9 * tokens, step_time=1.0, gpu_count=ranks, peak=peak)
     assert (round(with_attention, 3), round(without, 3)) == (0.462, 0.457)
 
 
@@ -39,7 +39,7 @@ def test_full_recomputation_makes_hfu_four_thirds_of_mfu() -> None:
 
 
 def test_rates() -> None:
-    assert model_flops_per_rank(8e15, seconds=2.0, ranks=4) == 1e15
+    assert achieved_flops_per_gpu(8e15, step_time=2.0, gpu_count=4) == 1e15
     assert tokens_per_second(2048, 8192, 4.0) == 2048 * 8192 / 4
 
 
@@ -52,14 +52,14 @@ def test_fractions_are_of_the_step_time() -> None:
         Row(STEP, 9, 10, 3),
     )
     case = Case(rows, staged=True)
-    answer = breakdown(case.joined, case.timing_of)
+    answer = compute_breakdown(case.joined, case.timing_of)
     assert bubble_fraction(answer) == pytest.approx(0.1)
     assert exposed_fraction(answer) == pytest.approx(0.3)
 
 
 def test_nothing_is_exposed_when_nothing_ran() -> None:
     case = Case(())
-    assert exposed_fraction(breakdown(case.joined, case.timing_of)) == 0.0
+    assert exposed_fraction(compute_breakdown(case.joined, case.timing_of)) == 0.0
 
 
 def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
@@ -75,7 +75,7 @@ def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
     operations = (Operation(KERNEL, again), Operation(attention, again), Operation(norm, again))
     task = ComputeTask(Segment("layer", (*operations, Operation(KERNEL, WorkType.BACKWARD))))
     case = Case((Row(task, 0, 1), Row(task, 1, 2)), (0, 0, 0))
-    assert recomputed_flops(case.joined) == pytest.approx(2 * 3 * (1e9 + 7680))
+    assert recomputed_flops_total(case.joined) == pytest.approx(2 * 3 * (1e9 + 7680))
 
 
 def test_the_convention_is_stated() -> None:

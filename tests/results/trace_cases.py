@@ -23,7 +23,7 @@ from clustersim.program.task import (
     Task,
     WorkType,
 )
-from clustersim.results.trace_table import Rows, read_rows
+from clustersim.results.trace_table import TraceTable, build_trace_table
 from clustersim.trace.trace import ContentionDelays, Trace
 
 KERNEL = Kernel("matmul", KernelKind.MATMUL, DType.BF16, flops=1e9, bytes=1e6)
@@ -83,8 +83,8 @@ class Case:
     timings: dict[Segment, SegmentTiming] = field(default_factory=dict)
 
     @property
-    def joined(self) -> Rows:
-        return read_rows(self.trace, self.program)
+    def joined(self) -> TraceTable:
+        return build_trace_table(self.trace, self.program)
 
     @property
     def trace(self) -> Trace:

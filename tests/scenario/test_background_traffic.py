@@ -94,12 +94,12 @@ def test_what_the_library_cannot_do_is_said_with_its_entry() -> None:
 
 
 def test_an_answer_with_traffic_says_so_and_does_not_say_that_all_is_healthy() -> None:
-    from clustersim.report.labels import disturbed_line
+    from clustersim.report.labels import describe_degradations
 
     beside = read(
         traffic={"gpus": [0, 8], "bytes": "1 MB", "every": "2 ms"}, links={**SLOW, "during": ["10 ms", "40 ms"]}
     )
-    words = disturbed_line(beside)
+    words = describe_degradations(beside)
     assert "link nic0.0 - leaf0.0 at 50 % from 10 ms to 40 ms" in words
     assert "others' send_recv of 976.6 KiB among 2 GPUs every 2 ms" in words
     assert not any(

@@ -9,8 +9,8 @@ import yaml
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.report.labels import disturbed_line
-from clustersim.report.terminal.run import neighbour_words
+from clustersim.report.labels import describe_degradations
+from clustersim.report.terminal.run import describe_co_located_job
 from clustersim.scenario.settings import Symmetry
 from tests.small_pipeline import printed
 
@@ -207,9 +207,9 @@ def test_an_answer_tells_of_other_jobs() -> None:
     said = found.to_json()
     assert said["step_time_alone_s"] == found.isolated_step_time == pytest.approx(found.step_time)
     assert [(item["name"], item["ranks"], item["start_s"]) for item in said["jobs"]] == [("neighbour", 8, 0.0)]
-    assert len(said["jobs"][0]["step_times_s"]) == len(said["jobs"][0]["step_times_alone_s"]) == max(job.ended, 1)
-    assert disturbed_line(scenario) == "beside neighbour"
-    assert f"beside {neighbour_words(job)}" in " ".join(printed(found, width=200).split())
+    assert len(said["jobs"][0]["step_times_s"]) == len(said["jobs"][0]["step_times_alone_s"]) == max(job.ended_steps, 1)
+    assert describe_degradations(scenario) == "beside neighbour"
+    assert f"beside {describe_co_located_job(job)}" in " ".join(printed(found, width=200).split())
     assert "+0.0 % beside other jobs" in printed(found)
     assert any("hosts that jobs share" in model_limitation for model_limitation in found.model_limitations)
     assert not any("all GPUs and links are healthy" in element for element in found.model_limitations)
@@ -225,7 +225,7 @@ def test_an_answer_without_other_jobs_says_nothing_of_any() -> None:
 def test_what_is_wrong_with_the_machine_is_wrong_for_every_job_that_is_there() -> None:
     healthy, slow = simulate(read({"scenario": OTHER})), simulate(disturbed({"scenario": OTHER}, slow=SLOW))
     assert slow.step_time == healthy.step_time
-    assert slow.co_located_jobs[0].alone[0] > 1.2 * healthy.co_located_jobs[0].alone[0]
+    assert slow.co_located_jobs[0].isolated_step_times[0] > 1.2 * healthy.co_located_jobs[0].isolated_step_times[0]
 
 
 def test_a_job_whose_gpus_are_cut_off_from_each_other_is_refused() -> None:

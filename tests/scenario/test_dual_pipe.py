@@ -6,8 +6,8 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.common.errors import InputError
-from clustersim.report.labels import layout_line
-from clustersim.report.result_timeline import row_note
+from clustersim.report.labels import describe_layout
+from clustersim.report.result_timeline import describe_stage_placement
 from clustersim.schedules.dual_pipe import DualPipe
 
 PLAN: dict[str, Any] = {
@@ -34,10 +34,11 @@ def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
     assert scenario.layout.world_size == scenario.layout.as_configured.world_size == 32
     assert scenario.effective_schedule == DualPipe()
     assert scenario.microbatch_count == 8
-    assert layout_line(scenario).startswith("pp 8 · dp 4 · ep 4")
-    assert "2 x 8 microbatches of 1" in layout_line(scenario)
-    assert "dealt to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does" in row_note(
-        scenario
+    assert describe_layout(scenario).startswith("pp 8 · dp 4 · ep 4")
+    assert "2 x 8 microbatches of 1" in describe_layout(scenario)
+    assert (
+        "dealt to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does"
+        in describe_stage_placement(scenario)
     )
 
 

@@ -10,7 +10,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import BlockForm, FullAttention, LayerGroup, QkNorm, layer_specs
 from clustersim.model.transformer import parameter_count
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString
-from clustersim.results.time_categories import Part
+from clustersim.results.time_categories import TimeCategory
 
 PLAN: dict[str, Any] = {
     "model": "llama3-8b",
@@ -170,7 +170,7 @@ def test_a_window_as_long_as_the_sequence_changes_no_answer() -> None:
 
 def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
     serial, parallel = (simulate(read(f"model.block={item}")) for item in ("pre_norm", "parallel"))
-    sums = [result.breakdown.total(Part.EXPOSED_TP) for result in (serial, parallel)]
+    sums = [result.breakdown.category_total(TimeCategory.EXPOSED_TP) for result in (serial, parallel)]
     assert sums[1] < 0.6 * sums[0]
     assert parallel.step_time < serial.step_time
 

@@ -10,7 +10,7 @@ from clustersim import Scenario
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layer_partition import PipelineLayoutString
-from clustersim.planning.explorer.explorer_data import explore
+from clustersim.planning.explorer.explorer_data import build_exploration
 
 PLAN: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "mtp_layers": 1},
@@ -87,4 +87,4 @@ def test_what_cannot_be_is_refused(override: str, sentence: str) -> None:
 
 def test_the_explorers_page_knows_none() -> None:
     with pytest.raises(InputError, match=r"model.mtp_layers: 1, and the explorer's page knows no layers that predict"):
-        explore(read())
+        build_exploration(read())

@@ -107,13 +107,13 @@ def test_one_list_for_one_collective_is_the_older_key(mapping: dict[str, Any]) -
 
 def test_bytes_on_links_are_those_of_what_is_left(mapping: dict[str, Any]) -> None:
     """A ring of eight sends 7/4 of the payload, NVLink's switches ask for 9/8."""
-    from clustersim.report.panels.network import network_of
+    from clustersim.report.panels.network import build_network
 
     sent = []
     for overrides in (WHOLE_NODES, [*WHOLE_NODES, "cost.nccl.NCCL_ALGO=Ring"]):
-        network = network_of(simulate(Scenario.from_mapping(mapping, overrides)))
+        network = build_network(simulate(Scenario.from_mapping(mapping, overrides)))
         assert network is not None
-        sent.append(next(axis.sent for axis in network.use.axes if axis.axis == "tp"))
+        sent.append(next(axis.sent_bytes for axis in network.network_use.axis_traffic if axis.axis == "tp"))
     assert sent[1] / sent[0] == pytest.approx(1.75 / 1.125, rel=1e-5), "a few small ones are rings anyway"
 
 

@@ -190,7 +190,7 @@ def test_gpus_that_share_a_host_are_those_that_the_job_has_of_it(mapping: dict[s
     mapping["training"] |= {"offload": {"optimizer": True}}
     mapping["layout"] = {"dp": 16, "data": "zero1"}
     full, part = (simulate(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])) for gpus in (8, 2))
-    work = [result.breakdown.mean() for result in (full, part)]
+    work = [result.breakdown.mean_seconds() for result in (full, part)]
     assert work[1]["exposed host"] < 0.5 * work[0]["exposed host"]
     held = [check(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])).host for gpus in (8, 2)]
     assert held[0] is not None

@@ -129,7 +129,7 @@ def test_shares_of_formats_and_casts_of_an_answer() -> None:
     assert wide.to_json()["formats"] is None
     found = narrow.format_usage
     assert found is not None
-    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert sum(found.flop_shares.values()) == pytest.approx(1.0)
     hidden, ffn, layers, vocab, tokens = 512, 1408, 8, 32000, 512 * 16
     kv = (
         hidden
@@ -139,7 +139,7 @@ def test_shares_of_formats_and_casts_of_an_answer() -> None:
     matrices = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn)
     assert found.flops[DType.FP8] == pytest.approx(6 * tokens * matrices)
     assert found.flops[DType.BF16] > 6 * tokens * vocab * hidden
-    assert 0.0 < found.casts < narrow.step_time
+    assert 0.0 < found.quantization_seconds < narrow.step_time
     assert narrow.mfu() * narrow.peak_flops == pytest.approx(narrow.achieved_flops_per_gpu)
     told = narrow.to_json()["formats"]
     assert told["mfu_of_bf16_peak"] == pytest.approx(narrow.achieved_flops_per_gpu / 989e12)

@@ -73,15 +73,15 @@ def test_a_step_is_of_the_regimes_that_its_scenario_says() -> None:
 
 def test_a_case_has_the_band_of_its_scenario() -> None:
     """Of validation and of `run`: the same."""
-    from clustersim.validation.steps import scenario_of
+    from clustersim.validation.steps import build_scenario
 
-    compared, result = compare_step(case()), simulate(scenario_of(case()))
-    assert compared.band is not None
-    assert (compared.band.low, compared.band.high) == pytest.approx(result.step_time_interval)
+    compared, result = compare_step(case()), simulate(build_scenario(case()))
+    assert compared.interval is not None
+    assert (compared.interval.low, compared.interval.high) == pytest.approx(result.step_time_interval)
     plain = compared.to_json()
     assert (plain["expected_low_s"], plain["expected_high_s"]) == pytest.approx(result.step_time_interval)
     assert plain["inside_band"] is (plain["expected_low_s"] <= plain["measured"] <= plain["expected_high_s"])
-    assert compare_step(case(tp="3")).band is None
+    assert compare_step(case(tp="3")).interval is None
 
 
 def test_what_is_shipped_never_trusts_what_nobody_measured_more() -> None:

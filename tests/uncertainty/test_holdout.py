@@ -26,7 +26,7 @@ from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.uncertainty.expected_error import Expectation
+from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult, holdout_result
 from clustersim.uncertainty.model_file import load_uncertainty_model
 from clustersim.uncertainty.prediction_interval import LocalEvidence
@@ -57,21 +57,23 @@ def steps(errors: Sequence[float], of_rows: float = 1.0) -> HoldoutResult:
     )
 
 
-def width(found: HoldoutResult, what: Expectation) -> float:
+def width(found: HoldoutResult, what: ExpectedError) -> float:
     return log(experience().prediction_interval(SEEN, found.local_evidence(what)).high)
 
 
 parts = st.floats(0.0, 1.0)
 errors = st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=4)
 expectations = st.builds(
-    lambda kernels, own, rest: Expectation(kernels * own + rest, 1.0 - kernels, kernels, kernels * own),
+    lambda kernels, own, rest: ExpectedError(kernels * own + rest, 1.0 - kernels, kernels, kernels * own),
     parts, st.floats(0.0, 0.5), st.floats(0.0, 0.3),
 )  # fmt: skip
 
 
 @examples(200)
 @given(errors, expectations, st.integers(0, 3), st.floats(1.0, 3.0))
-def test_a_larger_error_never_narrows_the_band(found: list[float], what: Expectation, which: int, times: float) -> None:
+def test_a_larger_error_never_narrows_the_band(
+    found: list[float], what: ExpectedError, which: int, times: float
+) -> None:
     larger = list(found)
     larger[which % len(found)] *= times
     assert width(steps(larger), what) >= width(steps(found), what) - 1e-12
@@ -81,7 +83,7 @@ def test_a_larger_error_never_narrows_the_band(found: list[float], what: Expecta
 @examples(100)
 @given(errors, expectations, st.floats(0.0, 0.5), st.floats(0.0, 0.5))
 def test_what_is_known_worse_than_those_steps_never_narrows_it(
-    found: list[float], what: Expectation, one: float, other: float
+    found: list[float], what: ExpectedError, one: float, other: float
 ) -> None:
     worse, better = sorted((one, other))  # errors of the rows that the steps rested on
     assert width(steps(found, worse), what) >= width(steps(found, better), what) - 1e-12
@@ -92,21 +94,21 @@ def test_what_is_known_worse_than_those_steps_never_narrows_it(
 def test_of_kernels_alone_the_largest_error_is_the_band_beside_what_equal_steps_differ_by(
     found: list[float], own: float
 ) -> None:
-    whole = Expectation(own, 0.0, 1.0, own)
+    whole = ExpectedError(own, 0.0, 1.0, own)
     of_steps, equal = max(map(abs, found)), 2.0 * 0.03  # deviations, and `repeat`
     assert width(steps(found), whole) == pytest.approx(of_steps + equal)
 
 
 def test_what_rests_on_exchanges_keeps_its_own_errors() -> None:
     """Half of the time is kernels, which were off by 4 %; exchanges err by 6 % of the whole."""
-    found = steps([log(1.04)]).local_evidence(Expectation(0.5 * 0.3 + 0.06, 0.2, 0.5, 0.5 * 0.3))
+    found = steps([log(1.04)]).local_evidence(ExpectedError(0.5 * 0.3 + 0.06, 0.2, 0.5, 0.5 * 0.3))
     assert found.relative_error == pytest.approx(0.5 * 0.04 + 0.06)
     assert found.unmeasured_share == 0.2
 
 
 def test_kernels_that_are_known_worse_err_by_the_difference() -> None:
     """Rows of these steps were known within 10 %, those of the scenario's kernels within 30 %."""
-    found, what = steps([log(1.04)], of_rows=0.1), Expectation(0.3, 0.0, 1.0, 0.3)
+    found, what = steps([log(1.04)], of_rows=0.1), ExpectedError(0.3, 0.0, 1.0, 0.3)
     assert found.local_evidence(what).relative_error == pytest.approx(0.04 + 0.2)
     assert found.excess_kernel_error(what) == pytest.approx(0.2)
 
@@ -167,12 +169,12 @@ def test_an_answer_has_the_band_of_its_record_s_steps() -> None:
     facts = extract_step_features(result.scenario, result.breakdown.launch_share)
     equal = (
         load_uncertainty_model()
-        .prediction_interval(facts, LocalEvidence(0.0, result.kernel_time_uncertainty.unknown))
+        .prediction_interval(facts, LocalEvidence(0.0, result.kernel_time_uncertainty.unknown_share))
         .high
     )
-    error = result.kernel_time_uncertainty.kernels * (1.0 / 0.97 - 1.0) + result.holdout_validation.excess_kernel_error(
-        result.kernel_time_uncertainty
-    )
+    error = result.kernel_time_uncertainty.kernel_share * (
+        1.0 / 0.97 - 1.0
+    ) + result.holdout_validation.excess_kernel_error(result.kernel_time_uncertainty)
     assert result.relative_interval.high == pytest.approx(equal * (1.0 + error), rel=1e-6)
     assert SENTENCE in result.interval_description
     told = result.to_json()["record_steps"]
@@ -195,7 +197,7 @@ def test_without_steps_nothing_is_said_of_them() -> None:
     found = result.kernel_time_uncertainty
     facts = extract_step_features(result.scenario, result.breakdown.launch_share)
     assert result.relative_interval == load_uncertainty_model().prediction_interval(
-        facts, LocalEvidence(found.error, found.unknown)
+        facts, LocalEvidence(found.error, found.unknown_share)
     )
 
 
@@ -227,13 +229,13 @@ def test_every_door_says_it(clustersim: Run, tmp_path: Path) -> None:  # noqa: F
 
 
 def test_an_explorer_says_it() -> None:
-    from clustersim.planning.explorer.explorer_data import of_record
+    from clustersim.planning.explorer.explorer_data import record_notes
 
     scenario = Scenario.from_mapping(PLAN, default_name="plan")
     known = replace(scenario, cost=replace(scenario.cost, record=record(TRIED)))
-    assert f"simulated steps rest on the record of a test's GPU, which {SENTENCE}" in list(of_record(known))
-    assert not list(of_record(scenario))
-    assert not list(of_record(replace(known, cluster=replace(known.cluster, accelerator=load_accelerator("gb200")))))
+    assert f"simulated steps rest on the record of a test's GPU, which {SENTENCE}" in list(record_notes(known))
+    assert not list(record_notes(scenario))
+    assert not list(record_notes(replace(known, cluster=replace(known.cluster, accelerator=load_accelerator("gb200")))))
 
 
 def test_a_step_keeps_what_it_was_like(tmp_path: Path) -> None:

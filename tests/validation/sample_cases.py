@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from clustersim.validation.cases import Case
-from clustersim.validation.comparison import Comparison
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.comparison import CaseComparison
 
 ROW = {
     "case_id": "made-up",
@@ -47,12 +47,12 @@ def write_rows(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def case(**cells: str) -> Case:
+def case(**cells: str) -> ValidationCase:
     """The row as it is read."""
-    return Case(row(**cells), 2)
+    return ValidationCase(row(**cells), 2)
 
 
-def compared(of: Case, predicted: float | None, skipped: str | None = None) -> Comparison:
+def compared(of: ValidationCase, predicted: float | None, skipped: str | None = None) -> CaseComparison:
     """A made-up prediction of a case."""
     measured = float(of.text("step_time_s"))
-    return Comparison(of.text("case_id"), of.text("source"), measured, predicted, skipped)
+    return CaseComparison(of.text("case_id"), of.text("source"), measured, predicted, skipped)

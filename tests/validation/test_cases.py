@@ -11,8 +11,8 @@ from tests.validation.sample_cases import case, row, write_rows
 
 def test_cells_are_read_by_column(tmp_path: Path) -> None:
     cases = read_cases(write_rows(tmp_path / "t.csv", row(), row(tp=" 4 ", notes="")), ["tp"])
-    assert [item.whole("tp") for item in cases] == [2, 4]
-    assert [element.line for element in cases] == [2, 3]
+    assert [validation_case.positive_int("tp") for validation_case in cases] == [2, 4]
+    assert [item.line_number for item in cases] == [2, 3]
     assert cases[0].text("no such column") == ""
 
 
@@ -51,19 +51,19 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["abc", "nan", "-inf", "-1", "0"])
 def test_what_is_no_number_above_zero_is_named_with_its_line(text: str) -> None:
     with pytest.raises(CannotPredictError, match=rf"line 2: step_time_s '{text}' is not a number above 0") as refused:
-        case(step_time_s=text).number("step_time_s")
-    assert not refused.value.owed
+        case(step_time_s=text).positive_float("step_time_s")
+    assert not refused.value.is_expressible
 
 
 @pytest.mark.parametrize("text", ["inf", "1e300", "1e-320"])
 def test_what_nothing_can_be_is_refused(text: str) -> None:
     with pytest.raises(CannotPredictError, match=rf"step_time_s '{text}' is not within 1e-18 to 1e\+18"):
-        case(step_time_s=text).number("step_time_s")
+        case(step_time_s=text).positive_float("step_time_s")
 
 
 def test_a_fraction_is_no_whole_number_and_a_missing_one_has_its_default() -> None:
     with pytest.raises(CannotPredictError, match=r"tp '2\.5' is not a whole number"):
-        case(tp="2.5").whole("tp")
+        case(tp="2.5").positive_int("tp")
     with pytest.raises(CannotPredictError, match="tp is not stated"):
-        case(tp="").whole("tp")
-    assert case(tp="").whole("tp", 1) == 1
+        case(tp="").positive_int("tp")
+    assert case(tp="").positive_int("tp", 1) == 1

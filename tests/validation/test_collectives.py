@@ -7,9 +7,9 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.validation.collectives import compare_collectives, place_of, read_collectives
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.error_statistics import by_factor
+from clustersim.validation.collectives import compare_collectives, parse_benchmark, read_collectives
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.error_statistics import statistics_by_grouping
 from tests.validation.csv_tables import write_table
 
 ROW = {
@@ -30,22 +30,24 @@ ROW = {
 }
 
 
-def compared(folder: Path, *changes: dict[str, str]) -> list[Comparison]:
+def compared(folder: Path, *changes: dict[str, str]) -> list[CaseComparison]:
     rows = [ROW | change for change in changes] or [ROW]
     return compare_collectives(read_collectives(write_table(folder / "mine.csv", *rows)))
 
 
 @pytest.fixture(scope="module")
-def shipped() -> list[Comparison]:
+def shipped() -> list[CaseComparison]:
     return compare_collectives(read_collectives())
 
 
-def test_collectives_that_constants_are_fitted_to_meet_their_bands(shipped: list[Comparison]) -> None:
+def test_collectives_that_constants_are_fitted_to_meet_their_bands(shipped: list[CaseComparison]) -> None:
     """16 % from 1 MiB on, 30 % below; the tables of other places judge, and are no part of the band."""
     fitted = {
-        read_collective.text("case_id") for read_collective in read_collectives() if read_collective.is_yes("in_fit")
+        read_collective.text("case_id") for read_collective in read_collectives() if read_collective.boolean("in_fit")
     }
-    by_size = by_factor([comparison for comparison in shipped if comparison.case_id in fitted])["size"]
+    by_size = statistics_by_grouping(
+        [case_comparison for case_comparison in shipped if case_comparison.case_id in fitted]
+    )["size"]
     large, small = by_size[">= 1 MiB"], by_size["below 1 MiB"]
     assert large.mape is not None
     assert large.mape <= 0.16
@@ -54,10 +56,10 @@ def test_collectives_that_constants_are_fitted_to_meet_their_bands(shipped: list
     assert large.n + small.n >= 900
 
 
-def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[Comparison]) -> None:
+def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[CaseComparison]) -> None:
     assert len(shipped) == len(read_collectives())
-    assert all((comparison.predicted is None) == bool(comparison.skipped) for comparison in shipped)
-    assert not any(item.skipped for item in shipped if item.expressible)
+    assert all((case_comparison.predicted is None) == bool(case_comparison.skip_reason) for case_comparison in shipped)
+    assert not any(item.skip_reason for item in shipped if item.is_expressible)
 
 
 def test_a_large_ring_takes_what_its_bandwidth_says(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_fewer_gpus_of_a_mesh_use_fewer_links(tmp_path: Path) -> None:
     pair, all_eight = read_collectives(
         write_table(tmp_path / "t.csv", ROW | {"gpu": "mi300x", "n_gpus": "2"}, ROW | {"gpu": "mi300x"})
     )
-    assert place_of(all_eight).port == 7 * place_of(pair).port == 448e9
+    assert parse_benchmark(all_eight).scale_up_bandwidth == 7 * parse_benchmark(pair).scale_up_bandwidth == 448e9
 
 
 def test_a_rate_stands_for_a_time_that_is_not_stated(tmp_path: Path) -> None:
@@ -128,14 +130,14 @@ def test_a_rate_stands_for_a_time_that_is_not_stated(tmp_path: Path) -> None:
 )
 def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     bad, good = compared(tmp_path, change, {})
-    assert reason in (bad.skipped or "")
-    assert not bad.expressible
+    assert reason in (bad.skip_reason or "")
+    assert not bad.is_expressible
     assert good.predicted is not None
 
 
 def test_reasons_name_their_own_line(tmp_path: Path) -> None:
     first, second = compared(tmp_path, {"n_gpus": ""}, {"n_gpus": ""})
-    assert [first.skipped, second.skipped] == ["line 2: n_gpus is not stated", "line 3: n_gpus is not stated"]
+    assert [first.skip_reason, second.skip_reason] == ["line 2: n_gpus is not stated", "line 3: n_gpus is not stated"]
     assert math.isnan(first.measured)
 
 

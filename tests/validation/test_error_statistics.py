@@ -4,14 +4,19 @@ import math
 
 import pytest
 
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.error_statistics import by_factor, by_source, macro, quality
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.error_statistics import (
+    macro_average,
+    statistics_by_grouping,
+    statistics_by_source,
+    summarize_comparisons,
+)
 
-HALF = Comparison("a", "one", 2.0, 1.0, factors={"gpu": "x"})
-SAME = Comparison("b", "one", 2.0, 2.0, factors={"gpu": "y"})
-DOUBLE = Comparison("c", "two", 1.0, 2.0, factors={"gpu": "x"})
-SKIPPED = Comparison("d", "two", 1.0, None, "no reason", expressible=False)
-OWED = Comparison("e", "two", 1.0, None, "no reason")
+HALF = CaseComparison("a", "one", 2.0, 1.0, groupings={"gpu": "x"})
+SAME = CaseComparison("b", "one", 2.0, 2.0, groupings={"gpu": "y"})
+DOUBLE = CaseComparison("c", "two", 1.0, 2.0, groupings={"gpu": "x"})
+SKIPPED = CaseComparison("d", "two", 1.0, None, "no reason", is_expressible=False)
+OWED = CaseComparison("e", "two", 1.0, None, "no reason")
 
 
 def test_errors_are_predicted_over_measured_less_one() -> None:
@@ -21,37 +26,37 @@ def test_errors_are_predicted_over_measured_less_one() -> None:
 
 
 def test_means_are_over_the_predicted_and_worst_keeps_its_sign() -> None:
-    found = quality([HALF, SAME, DOUBLE, SKIPPED])
+    found = summarize_comparisons([HALF, SAME, DOUBLE, SKIPPED])
     assert (found.n, found.skipped) == (3, 1)
     assert found.mape == pytest.approx((0.5 + 0.0 + 1.0) / 3)
     assert found.median_ape == 0.5
     assert found.bias == pytest.approx((-0.5 + 0.0 + 1.0) / 3)
     assert found.worst == 1.0
-    assert quality([HALF, SAME]).worst == -0.5
+    assert summarize_comparisons([HALF, SAME]).worst == -0.5
 
 
 def test_what_cannot_be_said_is_not_owed() -> None:
-    assert quality([HALF, SKIPPED]).covered == 1.0
-    assert quality([HALF, OWED]).covered == 0.5
+    assert summarize_comparisons([HALF, SKIPPED]).covered == 1.0
+    assert summarize_comparisons([HALF, OWED]).covered == 0.5
 
 
 def test_a_group_without_predictions_has_no_figures() -> None:
-    found = quality([SKIPPED])
+    found = summarize_comparisons([SKIPPED])
     assert (found.mape, found.median_ape, found.bias, found.worst, found.covered) == (None,) * 5
 
 
 def test_a_macro_mean_counts_sources_not_cases() -> None:
-    means = macro(by_source([HALF, SAME, DOUBLE, SKIPPED]).values())
+    means = macro_average(statistics_by_source([HALF, SAME, DOUBLE, SKIPPED]).values())
     assert means is not None
     assert means.sources == 2
     assert means.mape == pytest.approx((0.25 + 1.0) / 2)
     assert means.bias == pytest.approx((-0.25 + 1.0) / 2)
-    assert macro(by_source([SKIPPED]).values()) is None
+    assert macro_average(statistics_by_source([SKIPPED]).values()) is None
 
 
 def test_cases_without_a_factor_are_in_none_of_its_groups() -> None:
-    found = by_factor([HALF, SAME, DOUBLE, SKIPPED])
-    assert {value: item.n for value, item in found["gpu"].items()} == {"x": 2, "y": 1}
+    found = statistics_by_grouping([HALF, SAME, DOUBLE, SKIPPED])
+    assert {value: error_statistics.n for value, error_statistics in found["gpu"].items()} == {"x": 2, "y": 1}
 
 
 def test_a_comparison_is_plain_data() -> None:
@@ -62,5 +67,7 @@ def test_a_comparison_is_plain_data() -> None:
 
 
 def test_numbers_are_in_their_order_and_words_after_them() -> None:
-    cases = [Comparison(item, "one", 1.0, 1.0, factors={"nodes": item}) for item in ("16", "not stated", "2", "128")]
-    assert list(by_factor(cases)["nodes"]) == ["2", "16", "128", "not stated"]
+    cases = [
+        CaseComparison(item, "one", 1.0, 1.0, groupings={"nodes": item}) for item in ("16", "not stated", "2", "128")
+    ]
+    assert list(statistics_by_grouping(cases)["nodes"]) == ["2", "16", "128", "not stated"]

@@ -25,8 +25,8 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.record_file import write_record
 from clustersim.model.attention import causal_factor
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape
-from clustersim.validation.explain import Cause, explain, measured_time
-from clustersim.validation.explain_continuous import CONTINUOUS
+from clustersim.validation.explain import CandidateCause, explain_gap, parse_step_time
+from clustersim.validation.explain_continuous import CONTINUOUS_CAUSES
 from clustersim.validation.explain_switches import SWITCHES
 
 SCENARIO: dict[str, Any] = {
@@ -66,16 +66,16 @@ def accelerator(folder: Path, **changes: float | str) -> str:
     return f"cluster.accelerator={path}"
 
 
-def blamed(plain: Scenario, measured: float, name: str) -> Cause:
+def blamed(plain: Scenario, measured: float, name: str) -> CandidateCause:
     """One cause, which alone is tried."""
-    causes = [continuous for continuous in CONTINUOUS if continuous.name == name]
-    switches = [switch for switch in SWITCHES if switch.name == name]
-    found = explain(plain, measured, causes=causes, switches=switches).causes
-    assert [cause.name for cause in found] == [name]
+    causes = [continuous_cause for continuous_cause in CONTINUOUS_CAUSES if continuous_cause.name == name]
+    switches = [framework_switch for framework_switch in SWITCHES if framework_switch.name == name]
+    found = explain_gap(plain, measured, causes=causes, switches=switches).causes
+    assert [candidate_cause.name for candidate_cause in found] == [name]
     return found[0]
 
 
-def found_again(name: str, *overrides: str) -> Cause:
+def found_again(name: str, *overrides: str) -> CandidateCause:
     """What a cause comes to for the plain scenario, if what was measured is that with overrides."""
     return blamed(scenario(), step_time(*overrides), name)
 
@@ -102,14 +102,14 @@ def test_the_part_of_the_bandwidth_that_is_left_comes_back(name: str, link: str,
     found = found_again(name, f"cluster.node.{key}={float(number) / times} {unit}")
     assert found.explains
     assert found.strength == pytest.approx(times, rel=0.01)
-    assert f"{100 / times:.3g} %" in found.what
+    assert f"{100 / times:.3g} %" in found.description
 
 
 def test_the_speed_of_one_slow_gpu_comes_back() -> None:
     """GPU 8 of 16 is the one in the middle, that the cause slows, too."""
     found = found_again("one_slow_gpu", "disturbances.slow={gpu: 8, speed: 0.71}")
     assert found.strength == pytest.approx(1 / 0.71, rel=0.01)
-    assert "0.71 of its speed" in found.what
+    assert "0.71 of its speed" in found.description
 
 
 def test_the_deviation_of_jitter_comes_back() -> None:
@@ -128,7 +128,7 @@ def test_the_interval_of_a_slow_host_comes_back(tmp_path: Path) -> None:
     measured = step_time(f"framework={slow}")
     found = blamed(scenario(f"framework={quick}"), measured, "cpu_bound_launch")
     assert found.strength == pytest.approx(90e-6, rel=0.01)
-    assert "every 90 us" in found.what
+    assert "every 90 us" in found.description
 
 
 @pytest.mark.parametrize(
@@ -144,28 +144,28 @@ def test_a_switch_that_is_off_explains_all_of_the_gap(name: str, key: str) -> No
     found = found_again(name, f"{key}=false")
     assert found.explains
     assert found.strength is None
-    assert found.share == pytest.approx(1.0)
+    assert found.gap_share == pytest.approx(1.0)
     assert found.effort == 0.0  # so that it comes first
 
 
 def test_a_switch_that_should_be_on_explains_a_step_that_is_shorter() -> None:
     measured = step_time()
     found = blamed(scenario("layout.tensor_overlap=false"), measured, "tensor_overlap")
-    assert found.share == pytest.approx(1.0)
+    assert found.gap_share == pytest.approx(1.0)
 
 
 def test_the_scenarios_own_stragglers_may_not_have_been_there() -> None:
     healthy = step_time()
     found = blamed(scenario("disturbances.slow={gpu: 3, speed: 0.8}"), healthy, "stragglers")
-    assert found.share == pytest.approx(1.0)
+    assert found.gap_share == pytest.approx(1.0)
 
 
 def test_only_what_can_make_a_step_longer_is_blamed_for_a_longer_one() -> None:
-    longer = explain(scenario("layout.tensor_overlap=false"), 2 * step_time())
+    longer = explain_gap(scenario("layout.tensor_overlap=false"), 2 * step_time())
     assert {"data_parallel_overlap", "pipeline_overlap", "one_slow_gpu"} <= {cause.name for cause in longer.causes}
-    assert "tensor_overlap" not in {item.name for item in longer.causes}
+    assert "tensor_overlap" not in {candidate_cause.name for candidate_cause in longer.causes}
     alone = Scenario.from_mapping({**SCENARIO, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}})
-    names = {element.name for element in explain(alone, 1.2 * simulate(alone).step_time).causes}
+    names = {item.name for item in explain_gap(alone, 1.2 * simulate(alone).step_time).causes}
     assert names == {
         *("matmuls", "memory_bound_kernels", "cpu_bound_launch"),
         *("fused_kernels", "flash_attention", "newest_flash_attention", "recompute"),
@@ -173,12 +173,12 @@ def test_only_what_can_make_a_step_longer_is_blamed_for_a_longer_one() -> None:
 
 
 def test_what_explains_the_gap_comes_first_and_the_smallest_change_before_larger_ones() -> None:
-    explanation = explain(scenario(), 1.3 * step_time())
+    explanation = explain_gap(scenario(), 1.3 * step_time())
     first = [cause.effort for cause in explanation.causes if cause.explains]
     rest = explanation.causes[len(first) :]
     assert first == sorted(first)
-    assert not any(item.explains for item in rest)
-    distances = [abs(element.share - 1.0) for element in rest]
+    assert not any(candidate_cause.explains for candidate_cause in rest)
+    distances = [abs(item.gap_share - 1.0) for item in rest]
     assert distances == sorted(distances)
 
 
@@ -187,15 +187,15 @@ def test_a_cause_that_is_too_weak_says_what_its_limit_comes_to() -> None:
     found = blamed(plain, 5.0 * simulate(plain).step_time, "network")
     assert not found.explains
     assert found.strength == 10.0
-    assert found.what.startswith("even with NICs and switches at 10 %")
-    assert 0.0 < found.share < 1.0
+    assert found.description.startswith("even with NICs and switches at 10 %")
+    assert 0.0 < found.gap_share < 1.0
 
 
 def test_no_gap_needs_no_cause() -> None:
     plain = scenario()
-    explanation = explain(plain, simulate(plain).step_time * 1.0005)
+    explanation = explain_gap(plain, simulate(plain).step_time * 1.0005)
     assert explanation.causes == ()
-    assert explanation.inside_band
+    assert explanation.is_inside_interval
     assert explanation.notes == ("There is no gap to explain.",)
 
 
@@ -214,19 +214,19 @@ def test_the_floor_is_the_products_of_the_busiest_rank_at_the_peak() -> None:
     )
     attention = 4 * 14 * 2048 * 2048 * 2048 * part
     flops = 2 * (6 * 2048 * weights + attention)
-    explanation = explain(result.scenario, result.step_time)
-    assert explanation.floor == pytest.approx(flops / 989e12)
+    explanation = explain_gap(result.scenario, result.step_time)
+    assert explanation.lower_bound == pytest.approx(flops / 989e12)
 
 
 def test_a_step_below_the_floor_has_no_cause_but_another_configuration() -> None:
     plain = scenario()
-    floor = explain(plain, simulate(plain).step_time).floor
-    explanation = explain(plain, 0.9 * floor)
-    assert explanation.below_floor
+    floor = explain_gap(plain, simulate(plain).step_time).lower_bound
+    explanation = explain_gap(plain, 0.9 * floor)
+    assert explanation.is_below_lower_bound
     assert explanation.causes == ()
     assert "another than the file says" in explanation.notes[0]
-    above = explain(plain, 1.01 * floor)
-    assert not above.below_floor
+    above = explain_gap(plain, 1.01 * floor)
+    assert not above.is_below_lower_bound
     assert above.notes[0].startswith("No single cause")
 
 
@@ -257,21 +257,21 @@ def test_causes_change_what_was_measured_as_they_change_the_model(tmp_path: Path
 @pytest.mark.parametrize("text", ["4.2", "", "soon", "0 s", "-3 s", "1e999 s", "nan s", "4 GiB"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"'4\.2 s' or '850 ms'"):
-        measured_time(text)
+        parse_step_time(text)
 
 
 def test_times_have_units_with_or_without_a_space() -> None:
-    assert measured_time("4.2s") == measured_time("4.2 s") == 4.2
-    assert measured_time("850ms") == pytest.approx(0.85)
+    assert parse_step_time("4.2s") == parse_step_time("4.2 s") == 4.2
+    assert parse_step_time("850ms") == pytest.approx(0.85)
 
 
 @pytest.mark.parametrize("times", [1e-4, 1e4])
 def test_times_that_cannot_be_meant_are_refused(times: float) -> None:
     plain = scenario()
     with pytest.raises(InputError, match="1,000 times apart"):
-        explain(plain, times * simulate(plain).step_time)
+        explain_gap(plain, times * simulate(plain).step_time)
 
 
 def test_measured_seconds_are_above_zero() -> None:
     with pytest.raises(InputError, match="above zero"):
-        explain(scenario(), float("nan"))
+        explain_gap(scenario(), float("nan"))

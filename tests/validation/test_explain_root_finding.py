@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.validation.explain_root_finding import CLOSE, Gap, find_strength
+from clustersim.validation.explain_root_finding import TOLERANCE, StepTimeGap, find_strength
 
 MOST = 16
 
@@ -31,13 +31,15 @@ def test_a_strength_within_the_limits_is_found_in_few_simulations(
 ) -> None:
     calls: list[float] = []
     step_time = counted(slopes, bends, calls)
-    gap = Gap(expected=1.0, measured=1.0 + share * (step_time(10.0) - 1.0))
+    gap = StepTimeGap(expected=1.0, measured=1.0 + share * (step_time(10.0) - 1.0))
     strength = halved(step_time, gap.measured)
     calls.clear()
-    found = find_strength(step_time, gap, none=1.0, limit=10.0)
-    assert found.reached
+    found = find_strength(step_time, gap, neutral=1.0, limit=10.0)
+    assert found.explains_gap
     assert len(calls) <= MOST
-    assert abs(gap.share(found.step_time) - 1.0) <= CLOSE or found.strength == pytest.approx(strength, rel=2 * CLOSE)
+    assert abs(gap.explained_share(found.step_time) - 1.0) <= TOLERANCE or found.strength == pytest.approx(
+        strength, rel=2 * TOLERANCE
+    )
 
 
 def halved(step_time: Callable[[float], float], wanted: float) -> float:
@@ -54,31 +56,33 @@ def test_a_straight_line_takes_three_simulations(slope: float, share: float) -> 
     calls: list[float] = []
     step_time = counted([slope], [1.0], calls)
     strength = 1.0 + 9.0 * share
-    found = find_strength(step_time, Gap(1.0, 1.0 + slope * (strength - 1.0)), none=1.0, limit=10.0)
-    assert found.strength == pytest.approx(strength, rel=2 * CLOSE)
+    found = find_strength(step_time, StepTimeGap(1.0, 1.0 + slope * (strength - 1.0)), neutral=1.0, limit=10.0)
+    assert found.strength == pytest.approx(strength, rel=2 * TOLERANCE)
     assert len(calls) <= 3
 
 
 def test_where_no_strength_is_enough_the_limit_is_the_answer() -> None:
-    found = find_strength(lambda strength: 1.0 + 0.01 * strength, Gap(1.0, 3.0), none=0.0, limit=10.0)
-    assert not found.reached
+    found = find_strength(lambda strength: 1.0 + 0.01 * strength, StepTimeGap(1.0, 3.0), neutral=0.0, limit=10.0)
+    assert not found.explains_gap
     assert found.strength == 10.0
     assert found.step_time == pytest.approx(1.1)
 
 
 def test_steps_get_shorter_towards_a_limit_below() -> None:
-    found = find_strength(lambda strength: 2.0 + strength, Gap(3.0, 2.75), none=1.0, limit=0.5)
-    assert found.strength == pytest.approx(0.75, rel=CLOSE)
+    found = find_strength(lambda strength: 2.0 + strength, StepTimeGap(3.0, 2.75), neutral=1.0, limit=0.5)
+    assert found.strength == pytest.approx(0.75, rel=TOLERANCE)
 
 
 def test_what_changes_nothing_explains_nothing() -> None:
-    found = find_strength(lambda _: 1.0, Gap(1.0, 2.0), none=1.0, limit=10.0)
-    assert not found.reached
+    found = find_strength(lambda _: 1.0, StepTimeGap(1.0, 2.0), neutral=1.0, limit=10.0)
+    assert not found.explains_gap
     assert found.step_time == 1.0
 
 
 def test_a_step_time_that_jumps_gives_the_strength_of_the_jump() -> None:
-    found = find_strength(lambda strength: 1.0 if strength < 4.0 else 3.0, Gap(1.0, 2.5), none=1.0, limit=10.0)
-    assert found.reached
+    found = find_strength(
+        lambda strength: 1.0 if strength < 4.0 else 3.0, StepTimeGap(1.0, 2.5), neutral=1.0, limit=10.0
+    )
+    assert found.explains_gap
     assert found.strength == pytest.approx(4.0, rel=0.01)
     assert found.step_time == 3.0

@@ -4,9 +4,9 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.link_technology import LinkTechnology
-from clustersim.validation.cases import PUBLISHED
+from clustersim.validation.cases import PUBLISHED_FOLDER
 from clustersim.validation.collectives import compare_collectives, read_collectives
-from clustersim.validation.interconnect_notation import Interconnect, Ports, read_interconnect
+from clustersim.validation.interconnect_notation import InterconnectSpec, NetworkPorts, parse_interconnect
 
 
 @pytest.mark.parametrize(
@@ -14,27 +14,39 @@ from clustersim.validation.interconnect_notation import Interconnect, Ports, rea
     [
         (
             "nvlink4 + 8x400G-ib-ndr",
-            Interconnect(LinkTechnology.NVLINK4, ports=Ports(8, 50e9, LinkTechnology.INFINIBAND)),
+            InterconnectSpec(LinkTechnology.NVLINK4, ports=NetworkPorts(8, 50e9, LinkTechnology.INFINIBAND)),
         ),
-        ("nvlink4-400GB/s + 8x400G", Interconnect(LinkTechnology.NVLINK4, 200e9, ports=Ports(8, 50e9))),
-        ("nvlink5 + 8x400G-efa", Interconnect(LinkTechnology.NVLINK5, ports=Ports(8, 50e9, LinkTechnology.EFA))),
-        ("xgmi + 8x400G-roce", Interconnect(ports=Ports(8, 50e9, LinkTechnology.ROCE))),
-        ("nvl72 + 800G-ib per GPU", Interconnect(domain=72, ports=Ports(None, 100e9, LinkTechnology.INFINIBAND, True))),
-        ("nvlink3 + 1600G-roce", Interconnect(LinkTechnology.NVLINK3, ports=Ports(None, 200e9, LinkTechnology.ROCE))),
-        ("nvlink3 + unknown-roce", Interconnect(LinkTechnology.NVLINK3, ports=Ports(kind=LinkTechnology.ROCE))),
+        ("nvlink4-400GB/s + 8x400G", InterconnectSpec(LinkTechnology.NVLINK4, 200e9, ports=NetworkPorts(8, 50e9))),
+        (
+            "nvlink5 + 8x400G-efa",
+            InterconnectSpec(LinkTechnology.NVLINK5, ports=NetworkPorts(8, 50e9, LinkTechnology.EFA)),
+        ),
+        ("xgmi + 8x400G-roce", InterconnectSpec(ports=NetworkPorts(8, 50e9, LinkTechnology.ROCE))),
+        (
+            "nvl72 + 800G-ib per GPU",
+            InterconnectSpec(nvlink_domain_size=72, ports=NetworkPorts(None, 100e9, LinkTechnology.INFINIBAND, True)),
+        ),
+        (
+            "nvlink3 + 1600G-roce",
+            InterconnectSpec(LinkTechnology.NVLINK3, ports=NetworkPorts(None, 200e9, LinkTechnology.ROCE)),
+        ),
+        (
+            "nvlink3 + unknown-roce",
+            InterconnectSpec(LinkTechnology.NVLINK3, ports=NetworkPorts(technology=LinkTechnology.ROCE)),
+        ),
         (
             "nvlink4 + 8x200G-tcpxo (two hops)",
-            Interconnect(LinkTechnology.NVLINK4, ports=Ports(8, 25e9, LinkTechnology.TCPXO)),
+            InterconnectSpec(LinkTechnology.NVLINK4, ports=NetworkPorts(8, 25e9, LinkTechnology.TCPXO)),
         ),
-        ("8x400G-ib-ndr", Interconnect(ports=Ports(8, 50e9, LinkTechnology.INFINIBAND))),
-        ("nvlink", Interconnect()),
-        ("PCIe5", Interconnect(pcie=5)),
-        ("unknown", Interconnect()),
-        ("", Interconnect()),
+        ("8x400G-ib-ndr", InterconnectSpec(ports=NetworkPorts(8, 50e9, LinkTechnology.INFINIBAND))),
+        ("nvlink", InterconnectSpec()),
+        ("PCIe5", InterconnectSpec(pcie_generation=5)),
+        ("unknown", InterconnectSpec()),
+        ("", InterconnectSpec()),
     ],
 )
 def test_words_are_read(text, expected):
-    assert read_interconnect(text) == expected
+    assert parse_interconnect(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,13 +62,13 @@ def test_words_are_read(text, expected):
 )
 def test_an_unknown_word_is_refused_with_the_nearest_one(text, sentence):
     with pytest.raises(InputError, match=sentence):
-        read_interconnect(text)
+        parse_interconnect(text)
 
 
 def test_every_shipped_interconnect_that_is_predicted_is_read_and_a_users_wrong_one_is_skipped(tmp_path):
     table = tmp_path / "mine.csv"
-    header, first = (PUBLISHED / "collectives.csv").read_text(encoding="utf-8").splitlines()[:2]
+    header, first = (PUBLISHED_FOLDER / "collectives.csv").read_text(encoding="utf-8").splitlines()[:2]
     table.write_text(f"{header}\n{first.replace(',nvlink4,', ',nvlink44,')}\n", encoding="utf-8")
     (wrong,) = compare_collectives(read_collectives(table))
-    assert wrong.skipped == "interconnect: unknown word 'nvlink44'; did you mean nvlink4?"
-    assert not wrong.expressible
+    assert wrong.skip_reason == "interconnect: unknown word 'nvlink44'; did you mean nvlink4?"
+    assert not wrong.is_expressible

@@ -9,9 +9,9 @@ from clustersim.common.errors import InputError
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import MatmulLayout
-from clustersim.validation.comparison import Comparison
-from clustersim.validation.error_statistics import quality
-from clustersim.validation.kernels import attention_of, compare_kernels, matmul_of, read_kernels, seconds_of
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.error_statistics import summarize_comparisons
+from clustersim.validation.kernels import case_attention, compare_kernels, measured_seconds, read_kernels, timed_matmul
 from tests.validation.csv_tables import write_table
 
 GEMM = {
@@ -27,29 +27,29 @@ ATTENTION = GEMM | {
 }
 
 
-def compared(folder: Path, *rows: dict[str, str]) -> list[Comparison]:
+def compared(folder: Path, *rows: dict[str, str]) -> list[CaseComparison]:
     return compare_kernels(read_kernels(write_table(folder / "mine.csv", *rows)))
 
 
 @pytest.fixture(scope="module")
-def shipped() -> list[Comparison]:
+def shipped() -> list[CaseComparison]:
     return compare_kernels(read_kernels())
 
 
-def test_shipped_kernels_are_predicted_within_eleven_percent(shipped: list[Comparison]) -> None:
-    found = quality(shipped)
+def test_shipped_kernels_are_predicted_within_eleven_percent(shipped: list[CaseComparison]) -> None:
+    found = summarize_comparisons(shipped)
     assert found.mape is not None
     assert found.mape <= 0.11
     assert found.n >= 1000
 
 
-def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[Comparison]) -> None:
+def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[CaseComparison]) -> None:
     assert len(shipped) == len(read_kernels())
-    assert all((comparison.predicted is None) == bool(comparison.skipped) for comparison in shipped)
-    assert not any(item.skipped for item in shipped if item.expressible)
+    assert all((case_comparison.predicted is None) == bool(case_comparison.skip_reason) for case_comparison in shipped)
+    assert not any(item.skip_reason for item in shipped if item.is_expressible)
 
 
-def test_upper_bounds_are_not_compared(shipped: list[Comparison]) -> None:
+def test_upper_bounds_are_not_compared(shipped: list[CaseComparison]) -> None:
     bounds = [number for number, case in enumerate(read_kernels()) if "best shape" in case.text("implementation")]
     assert bounds
     assert all(shipped[number].predicted is None for number in bounds)
@@ -59,18 +59,21 @@ def test_a_matmul_is_what_the_roofline_says(tmp_path: Path) -> None:
     case, accumulated = read_kernels(
         write_table(tmp_path / "t.csv", GEMM, GEMM | {"dtype": "bf16 -> fp32", "layout": "NT"})
     )
-    kernel = matmul_of(case)
+    kernel = timed_matmul(case)
     assert kernel.flops == 2 * 8192**3
     assert kernel.bytes == 3 * 8192**2 * 2
     assert (
         compare_kernels([case])[0].predicted == Roofline(load_accelerator("h100-sxm-80gb")).time_kernel(kernel).seconds
     )
-    assert matmul_of(accumulated).bytes == 2 * 8192**2 * 2 + 2 * 8192**2 * 4, "an FP32 result is read and written"
-    assert (matmul_of(accumulated).shape.operands, matmul_of(case).shape.operands) == (MatmulLayout.TN, MatmulLayout.NT)  # type: ignore[union-attr]
+    assert timed_matmul(accumulated).bytes == 2 * 8192**2 * 2 + 2 * 8192**2 * 4, "an FP32 result is read and written"
+    assert (timed_matmul(accumulated).shape.operands, timed_matmul(case).shape.operands) == (
+        MatmulLayout.TN,
+        MatmulLayout.NT,
+    )  # type: ignore[union-attr]
 
 
 def test_a_batch_of_products_is_one_kernel_of_as_many(tmp_path: Path) -> None:
-    one, four = map(matmul_of, read_kernels(write_table(tmp_path / "t.csv", GEMM, GEMM | {"batch": "4"})))
+    one, four = map(timed_matmul, read_kernels(write_table(tmp_path / "t.csv", GEMM, GEMM | {"batch": "4"})))
     assert (four.flops, four.bytes) == (4 * one.flops, 4 * one.bytes)
 
 
@@ -95,9 +98,9 @@ def test_forward_and_backward_add_up(tmp_path: Path) -> None:
 
 def test_backward_is_five_products_of_forwards_two(tmp_path: Path) -> None:
     (case,) = read_kernels(write_table(tmp_path / "t.csv", ATTENTION))
-    forward, backward = attention_of(case, backward=False), attention_of(case, backward=True)
+    forward, backward = case_attention(case, backward=False), case_attention(case, backward=True)
     assert backward.flops == 2.5 * forward.flops
-    assert seconds_of(case, [backward]) == pytest.approx(2.5 * seconds_of(case, [forward]))
+    assert measured_seconds(case, [backward]) == pytest.approx(2.5 * measured_seconds(case, [forward]))
     assert forward.dtype is DType.BF16
 
 
@@ -130,8 +133,8 @@ def test_names_of_shipped_accelerators_are_known_too(tmp_path: Path) -> None:
 )
 def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     bad, good = compared(tmp_path, GEMM | change, GEMM)
-    assert reason in (bad.skipped or "")
-    assert not bad.expressible
+    assert reason in (bad.skip_reason or "")
+    assert not bad.is_expressible
     assert good.predicted is not None
 
 
@@ -148,8 +151,8 @@ def test_attention_that_is_not_the_modelled_one_is_no_row_of_a_comparison(
     tmp_path: Path, change: dict[str, str]
 ) -> None:
     bad, good = compared(tmp_path, ATTENTION | change, ATTENTION)
-    assert bad.skipped
-    assert not bad.expressible
+    assert bad.skip_reason
+    assert not bad.is_expressible
     assert good.predicted is not None
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.error_statistics import by_factor, quality
-from clustersim.validation.grouped_gemm import grouped_of
-from clustersim.validation.kernels import compare_kernels, kernels_of, matmuls_of, read_kernels
-from clustersim.validation.matmul_formats import casts_of, format_of
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.error_statistics import statistics_by_grouping, summarize_comparisons
+from clustersim.validation.grouped_gemm import grouped_gemm_kernels
+from clustersim.validation.kernels import compare_kernels, read_kernels, timed_kernels, timed_matmuls
+from clustersim.validation.matmul_formats import operand_dtype, timed_casts
 from tests.validation.csv_tables import write_table
 from tests.validation.test_kernels import GEMM
 
@@ -21,7 +21,7 @@ SET = GEMM | {
 }
 
 
-def case(folder: Path, **change: str) -> Case:
+def case(folder: Path, **change: str) -> ValidationCase:
     (found,) = read_kernels(write_table(folder / "mine.csv", GEMM | {"notes": ""} | change))
     return found
 
@@ -41,15 +41,15 @@ def case(folder: Path, **change: str) -> Case:
     ],
 )
 def test_formats_are_known_by_their_recipes_and_their_blocks(tmp_path: Path, words: str, dtype: DType) -> None:
-    assert format_of(case(tmp_path, dtype=words)) is dtype
-    (product, *_) = matmuls_of(case(tmp_path, dtype=words))
+    assert operand_dtype(case(tmp_path, dtype=words)) is dtype
+    (product, *_) = timed_matmuls(case(tmp_path, dtype=words))
     assert product.dtype is dtype
 
 
 def test_deepgemms_fp8_is_in_blocks_and_one_kernel_for_all_experts(tmp_path: Path) -> None:
     row = case(tmp_path, op="grouped_gemm", groups="4", dtype="fp8 -> bf16", implementation="DeepGEMM contiguous")
-    assert format_of(row) is DType.FP8_BLOCKWISE
-    (kernel,) = grouped_of(row)
+    assert operand_dtype(row) is DType.FP8_BLOCKWISE
+    (kernel,) = grouped_gemm_kernels(row)
     assert (kernel.kind, kernel.dtype) == (KernelKind.GROUPED_MATMUL, DType.FP8_BLOCKWISE)
     assert kernel.shape == MatmulShape(8192, 8192, 8192, 4)
 
@@ -74,7 +74,7 @@ def test_casts_that_were_timed_are_their_bytes(
     tmp_path: Path, dtype: str, gpu: str, of_input: float, of_weight: float
 ) -> None:
     row = case(tmp_path, dtype=dtype, gpu=gpu, notes="QKV; autocast, with quantisation")
-    made = casts_of(row, MatmulShape(M, N, K))
+    made = timed_casts(row, MatmulShape(M, N, K))
     assert moved(made) == pytest.approx(M * K * of_input + N * K * of_weight)
     assert all(
         isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.routine is MemoryBoundOp.QUANTIZE for kernel in made
@@ -84,22 +84,22 @@ def test_casts_that_were_timed_are_their_bytes(
 def test_what_was_cast_before_is_not_timed_but_delayed_scaling_always_casts(tmp_path: Path) -> None:
     shape, before = MatmulShape(M, N, K), "pre-quantised, kernel only (delayed scaling still quantises)"
     for dtype in ("bf16", "fp8 current scaling", "mxfp8", "nvfp4"):
-        assert casts_of(case(tmp_path, dtype=dtype, gpu="b300", notes=before), shape) == ()
-    assert casts_of(case(tmp_path, dtype="fp8 delayed scaling", gpu="b300", notes=before), shape)
-    assert casts_of(case(tmp_path, dtype="bf16", gpu="b300", notes="autocast, with quantisation"), shape) == ()
+        assert timed_casts(case(tmp_path, dtype=dtype, gpu="b300", notes=before), shape) == ()
+    assert timed_casts(case(tmp_path, dtype="fp8 delayed scaling", gpu="b300", notes=before), shape)
+    assert timed_casts(case(tmp_path, dtype="bf16", gpu="b300", notes="autocast, with quantisation"), shape) == ()
 
 
 def test_casts_of_an_unknown_recipe_are_not_guessed(tmp_path: Path) -> None:
     row = case(tmp_path, dtype="fp8", notes="with quantisation")
     with pytest.raises(CannotPredictError, match="how operands were cast to fp8 is not stated"):
-        kernels_of(row)
+        timed_kernels(row)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
 def test_a_set_is_the_products_of_a_layers_linear_layers_in_a_direction(tmp_path: Path, direction: str) -> None:
     """QKV, attention's output, and two of an MLP without a gate: 2 x 15872 x 4096 x 49152 FLOP in each direction."""
     (row,) = read_kernels(write_table(tmp_path / "mine.csv", SET | {"direction": direction, "dtype": "mxfp8"}))
-    products = kernels_of(row)
+    products = timed_kernels(row)
     assert len(products) == 4
     assert sum(product.flops for product in products) == 2 * 15872 * 4096 * 49152
     shapes = [kernel.shape for kernel in products if isinstance(kernel.shape, MatmulShape)]
@@ -115,14 +115,18 @@ def test_torchaos_products_of_experts_cast_both_operands_of_each(tmp_path: Path)
         **{"direction": "fwd+bwd", "dtype": "mxfp8", "implementation": "torchao", "flop_convention": "6mnk"},
         notes="forward and backward; with quantisation and scale layout",
     )
-    made = [kernel for kernel in grouped_of(row) if kernel.kind is KernelKind.CAST]
+    made = [
+        grouped_gemm_kernel
+        for grouped_gemm_kernel in grouped_gemm_kernels(row)
+        if grouped_gemm_kernel.kind is KernelKind.CAST
+    ]
     elements = 2 * (1024 * 256 + 1024 * 512 + 4 * 256 * 512)
     assert moved(tuple(made)) == pytest.approx(elements * (2 + 33 / 32))
 
 
 def test_rows_are_compared_by_format_and_low_precision_is_met_within_ten_percent() -> None:
     rows = [read_kernel for read_kernel in read_kernels() if read_kernel.text("op") in ("gemm", "gemm_set")]
-    found = by_factor(compare_kernels(rows))["format"]
+    found = statistics_by_grouping(compare_kernels(rows))["format"]
     for dtype in ("fp8", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4"):
         assert found[dtype].mape is not None
         assert found[dtype].mape <= 0.10, dtype
@@ -130,7 +134,11 @@ def test_rows_are_compared_by_format_and_low_precision_is_met_within_ten_percent
 
 def test_transformer_engines_guide_is_met_with_and_without_casts() -> None:
     rows = [read_kernel for read_kernel in read_kernels() if read_kernel.text("source") == "te-gemm-profiling"]
-    found = quality(compare_kernels([item for item in rows if format_of(item) is not DType.BF16]))
+    found = summarize_comparisons(
+        compare_kernels(
+            [validation_case for validation_case in rows if operand_dtype(validation_case) is not DType.BF16]
+        )
+    )
     assert found.n == 37
     assert found.mape is not None
     assert found.mape <= 0.08

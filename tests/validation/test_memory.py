@@ -10,11 +10,11 @@ from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import SelectiveRecompute
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import check, memory_timelines
-from clustersim.validation.cases import Case
-from clustersim.validation.comparison import Comparison
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.megatron_notes import stated_dimensions
-from clustersim.validation.memory import compare_memory, fits_right, read_memory
-from clustersim.validation.steps import compare_step, read_steps, scenario_of
+from clustersim.validation.memory import compare_memory, judge_memory_fit, read_memory
+from clustersim.validation.steps import build_scenario, compare_step, read_steps
 from tests.validation.csv_tables import write_table
 from tests.validation.sample_cases import ROW, case
 
@@ -23,17 +23,17 @@ MEASURED = RUN | {"quantity": "peak_allocated", "rank": "", "bytes": "1e9", "fit
 SHIPPED = "titan-T1-fsdp"  # a step whose memory was measured too
 
 
-def cases(folder: Path, *changes: dict[str, str]) -> list[Case]:
+def cases(folder: Path, *changes: dict[str, str]) -> list[ValidationCase]:
     return read_memory(write_table(folder / "mine.csv", *(MEASURED | change for change in changes)))
 
 
-def compared(folder: Path, *changes: dict[str, str]) -> list[Comparison]:
+def compared(folder: Path, *changes: dict[str, str]) -> list[CaseComparison]:
     return compare_memory(cases(folder, *changes))
 
 
 def predicted(folder: Path, *changes: dict[str, str]) -> list[float]:
     found = compared(folder, *changes)
-    assert not [comparison.skipped for comparison in found if comparison.predicted is None]
+    assert not [case_comparison.skip_reason for case_comparison in found if case_comparison.predicted is None]
     return [item.predicted or 0.0 for item in found]
 
 
@@ -42,7 +42,7 @@ def test_quantities_hold_ever_more(tmp_path: Path) -> None:
     names = ("allocated_at_log", "peak_allocated", "peak_reserved", "nvidia_smi_used")
     between, allocated, reserved, used = predicted(tmp_path, *({"quantity": name} for name in names))
     assert between < allocated < reserved < used
-    scenario = scenario_of(cases(tmp_path, {})[0])
+    scenario = build_scenario(cases(tmp_path, {})[0])
     assert reserved == pytest.approx(allocated * scenario.framework.fragmentation)
     assert used == pytest.approx(check(scenario).peak_memory_bytes)
 
@@ -70,7 +70,7 @@ def test_a_rank_is_one_of_its_stage(tmp_path: Path) -> None:
     first, same, other, fullest = predicted(
         tmp_path, {"rank": "0"}, {"rank": "3"}, {"rank": "4"}, {"rank": "max over ranks"}
     )
-    stages = memory_timelines(scenario_of(cases(tmp_path, {})[0]))
+    stages = memory_timelines(build_scenario(cases(tmp_path, {})[0]))
     assert len(stages) == 2
     assert first == same
     assert first != other
@@ -93,8 +93,8 @@ def test_a_row_without_dimensions_takes_those_of_a_shipped_model_of_its_name(tmp
     by_name, by_dimensions = predicted(tmp_path, bare, bare | stated | {"tied_embeddings": "yes"})
     assert by_name == by_dimensions
     (unknown,) = compared(tmp_path, bare | {"model": "of our own"})
-    assert unknown.skipped == "dimensions of model of our own are not stated, and not shipped"
-    assert not unknown.expressible
+    assert unknown.skip_reason == "dimensions of model of our own are not stated, and not shipped"
+    assert not unknown.is_expressible
 
 
 def test_a_preset_is_found_by_its_name_as_others_write_it(tmp_path: Path) -> None:
@@ -111,16 +111,16 @@ def test_a_batch_that_is_not_stated_fills_the_pipeline(tmp_path: Path) -> None:
 def test_whether_a_run_fits_is_judged_once_for_all_its_rows(tmp_path: Path) -> None:
     huge = {"case_id": "huge", "layers": "4000", "bytes": "", "fits": "oom"}
     table = cases(tmp_path, {}, {"quantity": "peak_reserved"}, huge, huge | {"fits": "yes", "case_id": "not so"})
-    fits, oom, wrong = fits_right(table)
-    assert [fits.right, oom.right, wrong.right] == [True, True, False]
+    fits, oom, wrong = judge_memory_fit(table)
+    assert [fits.is_correct, oom.is_correct, wrong.is_correct] == [True, True, False]
     assert [fits.predicted, oom.predicted, wrong.predicted] == [True, False, False]
-    assert compare_memory(table)[2].skipped == "it ran out of memory, so that no bytes were measured"
+    assert compare_memory(table)[2].skip_reason == "it ran out of memory, so that no bytes were measured"
 
 
 def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
-    (verdict,) = fits_right(cases(tmp_path, {"precision": "fp8"}))
-    assert not verdict.right
-    assert "fp8" in (verdict.skipped or "")
+    (verdict,) = judge_memory_fit(cases(tmp_path, {"precision": "fp8"}))
+    assert not verdict.is_correct
+    assert "fp8" in (verdict.skip_reason or "")
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
 )
 def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     bad, good = compared(tmp_path, {"experts": ""} | change, {"experts": ""})
-    assert reason in (bad.skipped or "")
-    assert not bad.expressible
+    assert reason in (bad.skip_reason or "")
+    assert not bad.is_expressible
     assert good.predicted is not None
 
 
@@ -158,7 +158,7 @@ def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
 def test_what_the_allocator_gives_out_needs_no_gpu_but_nobody_says_whether_it_fits(tmp_path: Path) -> None:
     known, unknown = predicted(tmp_path, {}, {"gpu": "unknown"})
     assert known == unknown
-    (verdict,) = fits_right(cases(tmp_path, {}, {"gpu": ""}))
+    (verdict,) = judge_memory_fit(cases(tmp_path, {}, {"gpu": ""}))
     assert verdict.case_id == MEASURED["case_id"]
 
 
@@ -198,7 +198,7 @@ def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
     usual, huge, refused = (
         compare_step(case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"})
     )
-    assert (usual.fits, huge.fits, refused.fits) == (True, False, None)
+    assert (usual.fits_in_memory, huge.fits_in_memory, refused.fits_in_memory) == (True, False, None)
     assert huge.predicted is not None
 
 
@@ -209,8 +209,10 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
     """As the notes of its functional tests have it; experts that are not grouped run one after the other."""
     words = "num-experts 8; expert-tensor-parallel-size 2; moe-token-dispatcher-type allgather"
     plain, grouped = (
-        scenario_of(item)
-        for item in cases(tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"})
+        build_scenario(validation_case)
+        for validation_case in cases(
+            tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"}
+        )
     )
     assert plain.layout.effective_etp == 2
     assert plain.layout.sequence_parallel, "left open, as experts beside tensor parallelism need it"
@@ -240,7 +242,7 @@ def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
     wanted = SelectiveRecompute(frozenset({RecomputeModule.MOE, RecomputeModule.LAYERNORM}))
     for text in ("selective:[moe layernorm]", "modules:moe+layernorm"):
         (row,) = cases(tmp_path, {"recompute": text})
-        assert scenario_of(row).training.recompute == wanted
+        assert build_scenario(row).training.recompute == wanted
 
 
 @pytest.mark.parametrize(
@@ -253,5 +255,5 @@ def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
 )
 def test_what_a_mixture_ran_with_and_is_not_modelled_is_said(tmp_path: Path, notes: str, reason: str) -> None:
     (refused,) = compared(tmp_path, EXPERTS | {"notes": notes})
-    assert reason in (refused.skipped or "")
-    assert refused.expressible
+    assert reason in (refused.skip_reason or "")
+    assert refused.is_expressible

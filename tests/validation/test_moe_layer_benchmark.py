@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.kernels import compare_kernels, read_kernels
-from clustersim.validation.moe_layer_benchmark import layer_parts
+from clustersim.validation.moe_layer_benchmark import moe_layer_breakdown
 
 
-def rows(dtype: str = "bf16") -> list[Case]:
+def rows(dtype: str = "bf16") -> list[ValidationCase]:
     layers = [case for case in read_kernels() if case.text("op") == "moe_layer"]
     return [case for case in layers if case.text("dtype") == dtype]
 
@@ -18,7 +18,11 @@ def test_published_layers_are_met(dtype: str) -> None:
     """All of a benchmark whose products are faster than other published ones, and in blocks slower: by a fifth."""
     found = compare_kernels(rows(dtype))
     errors = np.array(
-        [comparison.predicted / comparison.measured - 1.0 for comparison in found if comparison.predicted is not None]
+        [
+            case_comparison.predicted / case_comparison.measured - 1.0
+            for case_comparison in found
+            if case_comparison.predicted is not None
+        ]
     )
     assert len(errors) == len(rows(dtype)) == 12
     assert abs(errors).max() < 0.21
@@ -27,7 +31,7 @@ def test_published_layers_are_met(dtype: str) -> None:
 
 def test_parts_are_those_of_the_direction_and_the_dispatcher() -> None:
     """FLOP of backward are twice forward's; copies are made here where rows travel, there where tokens do."""
-    parts = {(case.text("notes"), case.text("direction")): layer_parts(case) for case in rows()}
+    parts = {(case.text("notes"), case.text("direction")): moe_layer_breakdown(case) for case in rows()}
     for (notes, direction), item in parts.items():
         assert {"dispatch tokens", "combine tokens"} <= set(item)
         assert ("dispatcher a2a" in notes) == any(name.startswith("mlp.permute") for name in item)
@@ -39,7 +43,7 @@ def test_parts_are_those_of_the_direction_and_the_dispatcher() -> None:
 def test_a_layer_in_blocks_casts_the_input_of_each_linear_layer() -> None:
     """Of the routed tokens: 1 x 128 blocks, by rows and by columns; weights were cast before."""
     case = next(case for case in rows("fp8 blockwise") if case.text("direction") == "fwd")
-    assert {name for name in layer_parts(case) if ".cast" in name} == {
+    assert {name for name in moe_layer_breakdown(case) if ".cast" in name} == {
         "experts.up.cast_input",
         "experts.down.cast_input",
     }
@@ -61,4 +65,4 @@ def _products(parts: dict[str, float]) -> list[float]:
 def test_a_layer_that_is_not_stated_is_skipped(change: dict[str, str], reason: str) -> None:
     case = rows()[0]
     with pytest.raises(CannotPredictError, match=reason):
-        layer_parts(Case({**case.cells, **change}, case.line))
+        moe_layer_breakdown(ValidationCase({**case.cells, **change}, case.line_number))

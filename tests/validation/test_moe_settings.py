@@ -7,8 +7,8 @@ import pytest
 from clustersim.model.layer_stack import DenseMlp, LatentAttention, MoeMlp, layer_specs
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
-from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.moe_settings import public_model
+from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.moe_settings import matching_preset
 from clustersim.validation.steps import read_steps
 from tests.validation.sample_cases import case
 
@@ -39,7 +39,7 @@ QWEN = {
 FUSED = {"permute_unfused": False, "router_unfused": False}
 
 
-def scenario(of: Case) -> Scenario:
+def scenario(of: ValidationCase) -> Scenario:
     return Scenario.from_mapping(scenario_mapping(of))
 
 
@@ -67,7 +67,7 @@ def test_notes_say_how_many_first_layers_are_dense(notes: str, dense: int) -> No
 def test_a_public_mixture_has_what_columns_do_not_say() -> None:
     """gpt-oss: every second layer has a window, experts have biases."""
     found = case(**GPT_OSS)
-    assert public_model(found) == "gpt-oss-120b"
+    assert matching_preset(found) == "gpt-oss-120b"
     model = scenario(found).model
     assert {distinct_attention.window for distinct_attention in model.distinct_attentions} == {128, None}
     assert all(distinct_moe.bias for distinct_moe in model.distinct_moes)
@@ -92,7 +92,7 @@ def test_a_cut_public_mixture_keeps_its_attention() -> None:
     ],
 )
 def test_a_row_with_other_dimensions_is_no_public_mixture(change: dict[str, str]) -> None:
-    assert public_model(case(**{**GPT_OSS, **change})) is None
+    assert matching_preset(case(**{**GPT_OSS, **change})) is None
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_recipes_of_mixtures_keep_less_in_fp32(cells: dict[str, str], formats: d
 
 
 def test_of_models_with_the_same_layers_it_is_that_with_the_nearest_vocabulary() -> None:
-    assert public_model(case(**MOONLIGHT)) == "moonlight-16b-a3b"
-    assert public_model(case(**{**MOONLIGHT, "vocab": "102400"})) == "deepseek-v2-lite"
+    assert matching_preset(case(**MOONLIGHT)) == "moonlight-16b-a3b"
+    assert matching_preset(case(**{**MOONLIGHT, "vocab": "102400"})) == "deepseek-v2-lite"
 
 
 def test_experts_across_ranks_need_experts() -> None:

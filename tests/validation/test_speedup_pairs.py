@@ -3,22 +3,22 @@
 import pytest
 from pytest import approx
 
-from clustersim.validation.cases import Case
-from clustersim.validation.speedup_pairs import Pairs, served_otherwise, speed_ups
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.speedup_pairs import SpeedupPairs, moe_comm_speedups, precision_speedups
 from tests.validation.sample_cases import case, compared
 
 OLD, NEW = {"locator": "v1"}, {"locator": "v2"}
 
 
-def ratios(*runs: tuple[Case, float | None]) -> Pairs:
-    return speed_ups([run for run, _ in runs], [compared(run, predicted) for run, predicted in runs])
+def ratios(*runs: tuple[ValidationCase, float | None]) -> SpeedupPairs:
+    return precision_speedups([run for run, _ in runs], [compared(run, predicted) for run, predicted in runs])
 
 
-def wide(seconds: str, **cells: str) -> Case:
+def wide(seconds: str, **cells: str) -> ValidationCase:
     return case(**{**cells, "case_id": f"wide-{seconds}", "step_time_s": seconds})
 
 
-def narrow(seconds: str, precision: str = "fp8", **cells: str) -> Case:
+def narrow(seconds: str, precision: str = "fp8", **cells: str) -> ValidationCase:
     return wide(seconds, **{**cells, "precision": precision})
 
 
@@ -57,7 +57,10 @@ def test_what_has_no_prediction_is_in_no_pair() -> None:
 
 def test_errors_are_summed_up_by_change() -> None:
     found = ratios((wide("4"), 4.0), (narrow("2"), 2.0), (narrow("1", "nvfp4"), 2.0), (narrow("2.5"), 2.0))
-    errors = {name: (quality.n, quality.bias) for name, quality in found.by_change().items()}
+    errors = {
+        name: (error_statistics.n, error_statistics.bias)
+        for name, error_statistics in found.statistics_by_change().items()
+    }
     assert errors == {"fp8": (2, approx(0.125)), "nvfp4": (1, approx(-0.5))}
     plain = found.to_json()
     assert plain["overall"]["n"] == 3
@@ -67,7 +70,7 @@ def test_errors_are_summed_up_by_change() -> None:
 MIXTURE = {"experts": "8", "top_k": "2", "moe_ffn_hidden": "4096", "ep": "4"}
 
 
-def served(seconds: str, notes: str, **cells: str) -> Case:
+def served(seconds: str, notes: str, **cells: str) -> ValidationCase:
     return wide(seconds, notes=f"{notes}; A/B", **MIXTURE, **cells)
 
 
@@ -78,7 +81,7 @@ def test_mixtures_are_paired_where_one_thing_of_how_experts_get_tokens_differs()
         (served("4", "alltoall"), 4.0),
         (served("3", "EP overlap"), 3.0),
     ]
-    found = served_otherwise([run for run, _ in runs], [compared(run, predicted) for run, predicted in runs])
+    found = moe_comm_speedups([run for run, _ in runs], [compared(run, predicted) for run, predicted in runs])
     pairs = {pair.change: (pair.first, pair.second, pair.measured, pair.predicted) for pair in found.pairs}
     assert pairs == {
         "overlap": ("wide-4", "wide-3", approx(4 / 3), approx(4 / 3)),
@@ -91,7 +94,7 @@ def test_mixtures_are_paired_where_one_thing_of_how_experts_get_tokens_differs()
 )
 def test_what_differs_has_a_name(notes: str, change: str) -> None:
     runs = [(served("2", notes), 3.0), (served("4", "alltoall"), 4.0)]
-    found = served_otherwise([run for run, _ in runs], [compared(run, predicted) for run, predicted in runs])
+    found = moe_comm_speedups([run for run, _ in runs], [compared(run, predicted) for run, predicted in runs])
     assert [(pair.first, pair.second, pair.change) for pair in found.pairs] == [("wide-4", "wide-2", change)]
 
 
@@ -102,4 +105,4 @@ def test_mixtures_of_other_places_layouts_or_formats_are_no_pair() -> None:
         served("3", "EP overlap", tp="4"),
         served("3", "EP overlap", precision="fp8"),
     ):
-        assert not served_otherwise([first, other], [compared(first, 4.0), compared(other, 3.0)]).pairs
+        assert not moe_comm_speedups([first, other], [compared(first, 4.0), compared(other, 3.0)]).pairs

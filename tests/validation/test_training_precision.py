@@ -6,11 +6,11 @@ import pytest
 
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.scenario import Scenario
-from clustersim.validation.case_scenario import is_dense, is_mixture, scenario_mapping
+from clustersim.validation.case_scenario import is_high_precision_dense, is_high_precision_moe, scenario_mapping
 from clustersim.validation.cases import CannotPredictError
-from clustersim.validation.steps import NARROW as NARROW_FORMATS
-from clustersim.validation.steps import compare_step, factors_of
-from clustersim.validation.training_precision import is_narrow, is_wide
+from clustersim.validation.steps import LOW_PRECISION_LABEL as NARROW_FORMATS
+from clustersim.validation.steps import compare_step, error_groupings
+from clustersim.validation.training_precision import is_high_precision, is_low_precision
 from tests.validation.sample_cases import case
 
 HOPPER = {"gpu": "h100-sxm-80gb", "interconnect": "nvlink4 + 8x400G-ib-ndr", "year": "2025"}
@@ -83,8 +83,8 @@ def test_a_word_of_which_nothing_says_what_it_means_is_no_prediction(word: str) 
     row = case(**{**HOPPER, "framework": "in-house", "precision": word})
     compared = compare_step(row)
     assert compared.predicted is None
-    assert compared.expressible is False
-    assert "of in-house: which recipe it is, is not stated" in (compared.skipped or "")
+    assert compared.is_expressible is False
+    assert "of in-house: which recipe it is, is not stated" in (compared.skip_reason or "")
     with pytest.raises(CannotPredictError):
         scenario_mapping(row)
 
@@ -110,11 +110,11 @@ def test_a_recipe_that_ran_as_it_stands_has_what_it_sets() -> None:
 def test_runs_in_narrow_formats_stand_apart(word: str, narrow: bool) -> None:
     """So that means of others do not change as there are more of them."""
     row = case(precision=word)
-    assert (is_narrow(row), is_wide(row)) == (narrow, not narrow)
-    assert is_dense(row) is not narrow
-    assert not is_mixture(row)
-    assert factors_of(row)["format"] == word
-    assert factors_of(row)["layers"].endswith(NARROW_FORMATS) is narrow
+    assert (is_low_precision(row), is_high_precision(row)) == (narrow, not narrow)
+    assert is_high_precision_dense(row) is not narrow
+    assert not is_high_precision_moe(row)
+    assert error_groupings(row)["format"] == word
+    assert error_groupings(row)["layers"].endswith(NARROW_FORMATS) is narrow
     assert compare_step(row).source == ("nobody" if not narrow else f"nobody, {NARROW_FORMATS}")
 
 

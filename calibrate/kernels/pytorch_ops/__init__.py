@@ -1,4 +1,4 @@
-"""HOW DOES PYTORCH RUN EACH KERNEL? One file for each family; `prepare` gives something to time."""
+"""HOW DOES PYTORCH RUN EACH KERNEL? One file for each family; `prepare_kernel` gives something to time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from calibrate.devices.stopwatch import Action
-from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.formulas import UnsupportedKernel
 from calibrate.kernels.pytorch_ops import (
     attention,
     grouped_gemm,
@@ -17,7 +17,7 @@ from calibrate.kernels.pytorch_ops import (
     quantization,
     token_routing,
 )
-from calibrate.kernels.pytorch_ops.memory_use import allocated, touched
+from calibrate.kernels.pytorch_ops.memory_use import allocated_bytes, touched_bytes
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import (
     TOKEN_ROUTING_OPS,
@@ -29,61 +29,73 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
 )
 
-__all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touched"]
+__all__ = [
+    "UnsupportedKernel",
+    "allocated_bytes",
+    "compile_settings",
+    "prepare_kernel",
+    "kernel_settings",
+    "touched_bytes",
+]
 
-_UPDATES: Final = (MemoryBoundOp.ADAM, MemoryBoundOp.SGD, MemoryBoundOp.GRADIENT_NORM, MemoryBoundOp.GRADIENT_CLIP)
-_COMPILED: Final = 1  # variants of a formula that is compiled for one form of operands
+_OPTIMIZER_OPS: Final = (
+    MemoryBoundOp.ADAM,
+    MemoryBoundOp.SGD,
+    MemoryBoundOp.GRADIENT_NORM,
+    MemoryBoundOp.GRADIENT_CLIP,
+)
+_RECOMPILE_LIMIT: Final = 1  # variants of a formula that is compiled for one form of operands
 
 
-def prepare(kernel: Kernel, device: torch.device) -> Action:
+def prepare_kernel(kernel: Kernel, device: torch.device) -> Action:
     """What runs the kernel once, over random operands of its own; raise Unsupported where there is no such kernel."""
     match kernel.shape:
         case MatmulShape() as shape if kernel.kind is not KernelKind.MATMUL:
-            return grouped_gemm.prepare(kernel, shape, device)
+            return grouped_gemm.prepare_grouped(kernel, shape, device)
         case MatmulShape() as shape:
-            return matmul.prepare(shape, kernel.dtype, device)
+            return matmul.prepare_matmul(shape, kernel.dtype, device)
         case AttentionShape() as shape:
             gradient = kernel.kind is KernelKind.ATTENTION_BACKWARD
-            return attention.prepare(shape, kernel.dtype, device, gradient=gradient)
+            return attention.prepare_attention(shape, kernel.dtype, device, gradient=gradient)
         case MemoryBoundShape() as shape:
-            return _streaming(shape.routine)(shape, kernel.dtype, device)
-    raise Unsupported(f"{kernel.name}: nothing says what it computes")
+            return _memory_bound_factory(shape.routine)(shape, kernel.dtype, device)
+    raise UnsupportedKernel(f"{kernel.name}: nothing says what it computes")
 
 
-def _streaming(routine: MemoryBoundOp) -> Callable[[MemoryBoundShape, DType, torch.device], Action]:
+def _memory_bound_factory(op: MemoryBoundOp) -> Callable[[MemoryBoundShape, DType, torch.device], Action]:
     """What prepares a kernel that streams its operands."""
-    match routine:
+    match op:
         case MemoryBoundOp.QUANTIZE:
-            return quantization.prepare
-        case _ if routine in _UPDATES:
-            return optimizer.prepare
-        case _ if routine in TOKEN_ROUTING_OPS:
-            return token_routing.prepare
-    return memory_bound.prepare
+            return quantization.prepare_quantization
+        case _ if op in _OPTIMIZER_OPS:
+            return optimizer.prepare_optimizer
+        case _ if op in TOKEN_ROUTING_OPS:
+            return token_routing.prepare_routing
+    return memory_bound.prepare_memory_bound
 
 
 @contextmanager
-def settings(kernel: Kernel, device: torch.device) -> Iterator[None]:
+def kernel_settings(kernel: Kernel, device: torch.device) -> Iterator[None]:
     """PyTorch as the kernel needs it, while it is prepared and run: TF32 where that is its format, and not otherwise.
 
     All is as before afterwards.
     """
     fused = isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.fused
-    before = torch.backends.cuda.matmul.allow_tf32
+    previous = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = kernel.dtype is DType.TF32
     try:
-        with compiling() if fused and device.type == "cuda" else nullcontext():
+        with compile_settings() if fused and device.type == "cuda" else nullcontext():
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = previous
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compile_settings() -> Iterator[None]:
     """Compiled formulas keep their buffers, so that backward can run again, and are never left uncompiled."""
     from torch._dynamo import config as dynamo  # takes seconds to import, and only compiling needs it
     from torch._functorch import config as functorch
 
-    variants = dynamo.patch(recompile_limit=_COMPILED, fail_on_recompile_limit_hit=True)
+    variants = dynamo.patch(recompile_limit=_RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True)
     with variants, functorch.patch(donated_buffer=False):
         yield

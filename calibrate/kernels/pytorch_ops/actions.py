@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from calibrate.devices.stopwatch import Action
-from calibrate.kernels.pytorch_ops.random_tensors import drawn
+from calibrate.kernels.pytorch_ops.random_tensors import fill_normal
 
 
-class Kept:
+class ResultRetainingAction:
     """Run a computation; keep its result until the next run."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
@@ -27,7 +27,7 @@ class Kept:
         self.result = self._compute()
 
 
-class Rotation:
+class RotatingAction:
     """Run one of several actions after the other, so that none finds its operands in a cache."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
@@ -40,7 +40,7 @@ class Rotation:
         self._next = (self._next + 1) % len(self._actions)
 
 
-def backward(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None = None) -> Kept:
+def backward_action(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None = None) -> ResultRetainingAction:
     """The gradients of inputs, for a gradient of the result: random, where none is given; the graph is kept."""
-    given = drawn(torch.empty_like(result)) if gradient is None else gradient
-    return Kept(lambda: torch.autograd.grad(result, inputs, given, retain_graph=True))
+    output_gradient = fill_normal(torch.empty_like(result)) if gradient is None else gradient
+    return ResultRetainingAction(lambda: torch.autograd.grad(result, inputs, output_gradient, retain_graph=True))

@@ -18,134 +18,164 @@ from torch import Tensor
 from torch.nn import functional
 
 from calibrate.devices.stopwatch import Action
-from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.formulas import UnsupportedKernel
 from calibrate.kernels.pytorch_ops import scaled_grouped_gemm
-from calibrate.kernels.pytorch_ops.actions import Kept
-from calibrate.kernels.pytorch_ops.random_tensors import TORCH, normal
+from calibrate.kernels.pytorch_ops.actions import ResultRetainingAction
+from calibrate.kernels.pytorch_ops.random_tensors import TORCH_DTYPES, normal_tensor
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 
-STREAMS: Final = 4
-_TRIED: Final = 32  # rows and columns of the product that shows whether there is such a kernel
+STREAM_COUNT: Final = 4
+_PROBE_SIZE: Final = 32  # rows and columns of the product that shows whether there is such a kernel
 
 # public since torch 2.10
 _grouped_mm: Any = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
-def prepare(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequence[int] | None = None) -> Action:
+def prepare_grouped(
+    kernel: Kernel, shape: MatmulShape, device: torch.device, group_sizes: Sequence[int] | None = None
+) -> Action:
     """Products of groups with random operands; rows: of each group, None: as many in each.
 
     Raise Unsupported where PyTorch has none.
     """
-    each = (_rows(shape),) * shape.batch if rows is None else tuple(rows)
+    sizes = (_group_size(shape),) * shape.batch if group_sizes is None else tuple(group_sizes)
     if kernel.dtype in LOW_PRECISION_DTYPES:
-        return Kept(_scaled(kernel, shape, device, each))
-    if kernel.kind is KernelKind.GROUPED_MATMUL and shape.accumulated is None and there(kernel.dtype, device):
-        return Kept(_in_one(shape, kernel.dtype, device, each))
-    return Kept(_one_by_one(shape, kernel.dtype, device, each))
+        return ResultRetainingAction(_scaled_grouped(kernel, shape, device, sizes))
+    if (
+        kernel.kind is KernelKind.GROUPED_MATMUL
+        and shape.accumulated is None
+        and has_grouped_kernel(kernel.dtype, device)
+    ):
+        return ResultRetainingAction(_single_kernel(shape, kernel.dtype, device, sizes))
+    return ResultRetainingAction(_matmul_per_group(shape, kernel.dtype, device, sizes))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # its shapes cannot be traced in all formats, nor rows that values decide
-def multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def grouped_matmul(tokens: Tensor, weights: Tensor, group_ends: Tensor) -> Tensor:
     """Rows [rows, inputs] of groups that end at `ends` times weights [groups, outputs, inputs]: [rows, outputs]."""
-    made: Tensor = _grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
-    return made
+    result: Tensor = _grouped_mm(tokens, weights.transpose(-2, -1), offs=group_ends)
+    return result
 
 
-def loop(rows: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
+def loop_matmul(tokens: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
     """The same, one product after the other; sizes: rows of each group."""
-    return torch.cat([part @ weight.t() for part, weight in zip(torch.split(rows, list(sizes)), weights, strict=True)])
+    return torch.cat(
+        [
+            group_tokens @ weight.t()
+            for group_tokens, weight in zip(torch.split(tokens, list(sizes)), weights, strict=True)
+        ]
+    )
 
 
 @cache
-def there(dtype: DType, device: torch.device) -> bool:
+def has_grouped_kernel(dtype: DType, device: torch.device) -> bool:
     """Whether PyTorch has one kernel for all groups, on this device and in this format."""
     if _grouped_mm is None:
         return False
-    a, b = (torch.zeros(1 + first, _TRIED, _TRIED, dtype=TORCH[dtype], device=device) for first in (0, 1))
+    a, b = (
+        torch.zeros(1 + extra_dimension, _PROBE_SIZE, _PROBE_SIZE, dtype=TORCH_DTYPES[dtype], device=device)
+        for extra_dimension in (0, 1)
+    )
     try:
-        _grouped_mm(a[0], b.transpose(-2, -1), offs=_ends((_TRIED // 2, _TRIED // 2), device))
+        _grouped_mm(a[0], b.transpose(-2, -1), offs=_group_ends((_PROBE_SIZE // 2, _PROBE_SIZE // 2), device))
     except (RuntimeError, NotImplementedError):
         return False
     return True
 
 
-def _scaled(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequence[int]) -> Callable[[], Any]:
-    if kernel.kind is KernelKind.GROUPED_MATMUL and scaled_grouped_gemm.there(kernel.dtype, device):
-        return scaled_grouped_gemm.in_one(shape, kernel.dtype, device, rows)
-    return _in_turns(scaled_grouped_gemm.one_by_one(shape, kernel.dtype, device, rows), device)
+def _scaled_grouped(
+    kernel: Kernel, shape: MatmulShape, device: torch.device, group_sizes: Sequence[int]
+) -> Callable[[], Any]:
+    if kernel.kind is KernelKind.GROUPED_MATMUL and scaled_grouped_gemm.has_grouped_kernel(kernel.dtype, device):
+        return scaled_grouped_gemm.single_kernel(shape, kernel.dtype, device, group_sizes)
+    return _run_sequentially(scaled_grouped_gemm.matmul_per_expert(shape, kernel.dtype, device, group_sizes), device)
 
 
-def _rows(shape: MatmulShape) -> int:
+def _group_size(shape: MatmulShape) -> int:
     """Rows of one group, which a weights' gradient sums over."""
     return shape.k if shape.operands is MatmulLayout.TN else shape.m
 
 
-def _ends(rows: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
+def _group_ends(group_sizes: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(accumulate(group_sizes)), dtype=torch.int32, device=device)
 
 
-def operands(shape: MatmulShape, dtype: DType, device: torch.device, rows: int) -> tuple[Tensor, Tensor]:
+def grouped_operands(shape: MatmulShape, dtype: DType, device: torch.device, token_count: int) -> tuple[Tensor, Tensor]:
     """Rows of all groups and the weights; of a weights' gradient, gradients (transposed) and rows of all groups."""
     if shape.operands is MatmulLayout.TN:
-        return normal(device, dtype, rows, shape.m).t(), normal(device, dtype, rows, shape.n)
-    a = normal(device, dtype, rows, shape.k)
+        return normal_tensor(device, dtype, token_count, shape.m).t(), normal_tensor(
+            device, dtype, token_count, shape.n
+        )
+    a = normal_tensor(device, dtype, token_count, shape.k)
     if shape.operands is MatmulLayout.NN:
-        return a, normal(device, dtype, shape.batch, shape.k, shape.n)
-    return a, normal(device, dtype, shape.batch, shape.n, shape.k).transpose(-2, -1)
+        return a, normal_tensor(device, dtype, shape.batch, shape.k, shape.n)
+    return a, normal_tensor(device, dtype, shape.batch, shape.n, shape.k).transpose(-2, -1)
 
 
-def _in_one(shape: MatmulShape, dtype: DType, device: torch.device, rows: Sequence[int]) -> Callable[[], Tensor]:
-    a, b = operands(shape, dtype, device, sum(rows))
-    ends = _ends(rows, device)
+def _single_kernel(
+    shape: MatmulShape, dtype: DType, device: torch.device, group_sizes: Sequence[int]
+) -> Callable[[], Tensor]:
+    a, b = grouped_operands(shape, dtype, device, sum(group_sizes))
+    group_ends = _group_ends(group_sizes, device)
 
     def run() -> Tensor:
-        made: Tensor = _grouped_mm(a, b, offs=ends)
-        return made
+        result: Tensor = _grouped_mm(a, b, offs=group_ends)
+        return result
 
     return run
 
 
-def _one_by_one(shape: MatmulShape, dtype: DType, device: torch.device, rows: Sequence[int]) -> Callable[[], Any]:
+def _matmul_per_group(
+    shape: MatmulShape, dtype: DType, device: torch.device, group_sizes: Sequence[int]
+) -> Callable[[], Any]:
     """A product of each group, written where the result of all of them lies."""
-    a, b = operands(shape, dtype, device, sum(rows))
-    result = normal(device, shape.accumulated or dtype, *_result(shape, sum(rows)))
+    a, b = grouped_operands(shape, dtype, device, sum(group_sizes))
+    result = normal_tensor(device, shape.accumulated or dtype, *_result_shape(shape, sum(group_sizes)))
     if shape.operands is MatmulLayout.TN:
-        parts = list(zip(torch.split(a, list(rows), 1), torch.split(b, list(rows)), result, strict=True))
+        group_operands = list(
+            zip(torch.split(a, list(group_sizes), 1), torch.split(b, list(group_sizes)), result, strict=True)
+        )
     else:
-        parts = list(zip(torch.split(a, list(rows)), b, torch.split(result, list(rows)), strict=True))
-    return _in_turns([_product(shape, dtype, part) for part in parts], device)
+        group_operands = list(
+            zip(torch.split(a, list(group_sizes)), b, torch.split(result, list(group_sizes)), strict=True)
+        )
+    return _run_sequentially([_group_matmul(shape, dtype, operand_triple) for operand_triple in group_operands], device)
 
 
-def _in_turns(products: Sequence[Callable[[], Tensor]], device: torch.device) -> Callable[[], Any]:
+def _run_sequentially(matmuls: Sequence[Callable[[], Tensor]], device: torch.device) -> Callable[[], Any]:
     """One after the other, on a GPU on several streams."""
     if device.type != "cuda":
-        return lambda: [run() for run in products]
-    streams = [torch.cuda.Stream() for _ in range(min(STREAMS, len(products)))]  # type: ignore[no-untyped-call]
-    return lambda: _on_streams(products, streams)
+        return lambda: [run() for run in matmuls]
+    streams = [torch.cuda.Stream() for _ in range(min(STREAM_COUNT, len(matmuls)))]  # type: ignore[no-untyped-call]
+    return lambda: _run_on_streams(matmuls, streams)
 
 
-def _result(shape: MatmulShape, rows: int) -> tuple[int, ...]:
-    return (shape.batch, shape.m, shape.n) if shape.operands is MatmulLayout.TN else (rows, shape.n)
+def _result_shape(shape: MatmulShape, token_count: int) -> tuple[int, ...]:
+    return (shape.batch, shape.m, shape.n) if shape.operands is MatmulLayout.TN else (token_count, shape.n)
 
 
-def _product(shape: MatmulShape, dtype: DType, part: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Tensor]:
-    a, b, into = part
+def _group_matmul(
+    shape: MatmulShape, dtype: DType, operand_triple: tuple[Tensor, Tensor, Tensor]
+) -> Callable[[], Tensor]:
+    a, b, output = operand_triple
     if shape.accumulated is None:
-        return lambda: torch.mm(a, b, out=into)
-    if TORCH[shape.accumulated] is TORCH[dtype]:
-        return lambda: torch.addmm(into, a, b, out=into)
+        return lambda: torch.mm(a, b, out=output)
+    if TORCH_DTYPES[shape.accumulated] is TORCH_DTYPES[dtype]:
+        return lambda: torch.addmm(output, a, b, out=output)
     if a.device.type == "cpu":
-        raise Unsupported(f"a product of {dtype.value} added to {shape.accumulated.value}: PyTorch has none on a CPU")
-    return lambda: torch.addmm(into, a, b, out_dtype=into.dtype, out=into)
+        raise UnsupportedKernel(
+            f"a product of {dtype.value} added to {shape.accumulated.value}: PyTorch has none on a CPU"
+        )
+    return lambda: torch.addmm(output, a, b, out_dtype=output.dtype, out=output)
 
 
-def _on_streams(products: Sequence[Callable[[], Tensor]], streams: Sequence[torch.cuda.Stream]) -> None:
-    now = torch.cuda.current_stream()
+def _run_on_streams(matmuls: Sequence[Callable[[], Tensor]], streams: Sequence[torch.cuda.Stream]) -> None:
+    current_stream = torch.cuda.current_stream()
     for stream in streams:
-        stream.wait_stream(now)
-    for place, run in enumerate(products):
-        with torch.cuda.stream(streams[place % len(streams)]):
+        stream.wait_stream(current_stream)
+    for index, run in enumerate(matmuls):
+        with torch.cuda.stream(streams[index % len(streams)]):
             run()
     for stream in streams:
-        now.wait_stream(stream)
+        current_stream.wait_stream(stream)

@@ -18,37 +18,37 @@ from torch.nn import functional
 
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels import formulas
-from calibrate.kernels.formulas import Unsupported
-from calibrate.kernels.pytorch_ops.actions import Kept, backward
-from calibrate.kernels.pytorch_ops.random_tensors import drawn, normal
+from calibrate.kernels.formulas import UnsupportedKernel
+from calibrate.kernels.pytorch_ops.actions import ResultRetainingAction, backward_action
+from calibrate.kernels.pytorch_ops.random_tensors import fill_normal, normal_tensor
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
 from clustersim.model.training import LossImplementation
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class RandomOperands:
     """Makes the random operands of a routine."""
 
     shape: MemoryBoundShape
     dtype: DType
     device: torch.device
 
-    def tensor(self, *sizes: int) -> Tensor:
+    def differentiable(self, *sizes: int) -> Tensor:
         """One that requires a gradient; [rows, width] where no sizes are given."""
-        return normal(self.device, self.dtype, *(sizes or (self.shape.rows, self.shape.width)), gradient=True)
+        return normal_tensor(self.device, self.dtype, *(sizes or (self.shape.rows, self.shape.width)), gradient=True)
 
-    def plain(self, dtype: DType, *sizes: int) -> Tensor:
+    def constant(self, dtype: DType, *sizes: int) -> Tensor:
         """One that does not."""
-        return normal(self.device, dtype, *sizes)
+        return normal_tensor(self.device, dtype, *sizes)
 
-    def indices(self, many: int) -> Tensor:
+    def random_indices(self, upper: int) -> Tensor:
         """[rows] random numbers below `many`."""
-        return torch.randint(many, (self.shape.rows,), device=self.device)
+        return torch.randint(upper, (self.shape.rows,), device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedFormula:
     """A formula over its operands, and those of them that have gradients; gradient: of the result, if not random."""
 
     forward: Callable[[], Tensor]
@@ -56,171 +56,183 @@ class Prepared:
     gradient: Tensor | None = None
 
 
-Preparation = Callable[[Operands], Prepared]
+FormulaFactory = Callable[[RandomOperands], PreparedFormula]
 
 
-def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+def prepare_memory_bound(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """A streaming routine over random operands, or its backward; raise Unsupported where there is no such kernel."""
-    made = Operands(shape, dtype, device)
+    operands = RandomOperands(shape, dtype, device)
     match shape.routine:
         case MemoryBoundOp.BIAS_GRADIENT:
-            gradients = made.plain(dtype, shape.rows, shape.width)
-            return Kept(lambda: gradients.sum(0))
+            gradients = operands.constant(dtype, shape.rows, shape.width)
+            return ResultRetainingAction(lambda: gradients.sum(0))
         case MemoryBoundOp.POSITIONS if shape.backward:
-            return _position_gradient(made)
-    if shape.routine in _OF_BUFFERS:
-        return Kept(_OF_BUFFERS[shape.routine](made))
+            return _position_gradient(operands)
+    if shape.routine in _BUFFER_OPS:
+        return ResultRetainingAction(_BUFFER_OPS[shape.routine](operands))
     if shape.routine not in _FORMULAS:
-        raise Unsupported(f"{shape.routine.value}: it is not measured")
-    prepared = _FORMULAS[shape.routine](made)
+        raise UnsupportedKernel(f"{shape.routine.value}: it is not measured")
+    prepared = _FORMULAS[shape.routine](operands)
     if not shape.backward:
-        return Kept(prepared.forward)
-    return backward(prepared.forward(), prepared.inputs, prepared.gradient)
+        return ResultRetainingAction(prepared.forward)
+    return backward_action(prepared.forward(), prepared.inputs, prepared.gradient)
 
 
-def _layernorm(made: Operands) -> Prepared:
-    x, weight, bias = made.tensor(), made.tensor(made.shape.width), made.tensor(made.shape.width)
-    return Prepared(lambda: formulas.layernorm(x, weight, bias), (x, weight, bias))
+def _layernorm(operands: RandomOperands) -> PreparedFormula:
+    x, weight, bias = (
+        operands.differentiable(),
+        operands.differentiable(operands.shape.width),
+        operands.differentiable(operands.shape.width),
+    )
+    return PreparedFormula(lambda: formulas.layernorm(x, weight, bias), (x, weight, bias))
 
 
-def _rmsnorm(made: Operands) -> Prepared:
-    x, weight = made.tensor(), made.tensor(made.shape.width)
-    return Prepared(lambda: formulas.rmsnorm(x, weight, fused=made.shape.fused), (x, weight))
+def _rmsnorm(operands: RandomOperands) -> PreparedFormula:
+    x, weight = operands.differentiable(), operands.differentiable(operands.shape.width)
+    return PreparedFormula(lambda: formulas.rmsnorm(x, weight, fused=operands.shape.fused), (x, weight))
 
 
-def _gelu(made: Operands) -> Prepared:
-    x = made.tensor()
-    return Prepared(lambda: formulas.gelu(x), (x,))
+def _gelu(operands: RandomOperands) -> PreparedFormula:
+    x = operands.differentiable()
+    return PreparedFormula(lambda: formulas.gelu(x), (x,))
 
 
-def _softcap(made: Operands) -> Prepared:
-    x = made.tensor()
-    return Prepared(lambda: formulas.softcap(x, fused=made.shape.fused), (x,))
+def _softcap(operands: RandomOperands) -> PreparedFormula:
+    x = operands.differentiable()
+    return PreparedFormula(lambda: formulas.softcap(x, fused=operands.shape.fused), (x,))
 
 
-def _swiglu(made: Operands) -> Prepared:
-    x = made.tensor(made.shape.rows, 2 * made.shape.width)
-    return Prepared(lambda: formulas.swiglu(x, fused=made.shape.fused), (x,))
+def _swiglu(operands: RandomOperands) -> PreparedFormula:
+    x = operands.differentiable(operands.shape.rows, 2 * operands.shape.width)
+    return PreparedFormula(lambda: formulas.swiglu(x, fused=operands.shape.fused), (x,))
 
 
-def _rotary(made: Operands) -> Prepared:
-    shape = made.shape
+def _rotary(operands: RandomOperands) -> PreparedFormula:
+    shape = operands.shape
     positions = shape.table if shape.table and shape.rows % shape.table == 0 else shape.rows
-    x = made.tensor(shape.rows // positions, positions, shape.width)
-    cos, sin = (made.plain(made.dtype, positions, shape.width) for _ in range(2))
-    return Prepared(lambda: formulas.rotary(x, cos, sin, fused=shape.fused), (x,))
+    x = operands.differentiable(shape.rows // positions, positions, shape.width)
+    cos, sin = (operands.constant(operands.dtype, positions, shape.width) for _ in range(2))
+    return PreparedFormula(lambda: formulas.rotary(x, cos, sin, fused=shape.fused), (x,))
 
 
-def _residual(made: Operands) -> Prepared:
-    x, y = made.tensor(), made.tensor()
-    return Prepared(lambda: formulas.residual(x, y), (x, y))
+def _residual(operands: RandomOperands) -> PreparedFormula:
+    x, y = operands.differentiable(), operands.differentiable()
+    return PreparedFormula(lambda: formulas.residual_add(x, y), (x, y))
 
 
-def _scaled_sum(made: Operands) -> Prepared:
-    x, branch = made.tensor(), made.tensor()
-    return Prepared(lambda: formulas.scaled_sum(x, branch, fused=made.shape.fused), (x, branch))
+def _lora_sum(operands: RandomOperands) -> PreparedFormula:
+    x, branch = operands.differentiable(), operands.differentiable()
+    return PreparedFormula(lambda: formulas.lora_sum(x, branch, fused=operands.shape.fused), (x, branch))
 
 
-def _scale(made: Operands) -> Prepared:
-    x = made.tensor()
-    return Prepared(lambda: formulas.SCALE * x, (x,))
+def _scale(operands: RandomOperands) -> PreparedFormula:
+    x = operands.differentiable()
+    return PreparedFormula(lambda: formulas.LORA_SCALE * x, (x,))
 
 
-def _weighting(made: Operands) -> Prepared:
-    x, weights = made.tensor(), made.tensor(made.shape.rows, 1)
-    return Prepared(lambda: formulas.weighted(x, weights, fused=made.shape.fused), (x, weights))
+def _weighting(operands: RandomOperands) -> PreparedFormula:
+    x, weights = operands.differentiable(), operands.differentiable(operands.shape.rows, 1)
+    return PreparedFormula(lambda: formulas.scale_by_probability(x, weights, fused=operands.shape.fused), (x, weights))
 
 
-def _residual_dropout(made: Operands) -> Prepared:
-    x, branch = made.tensor(), made.tensor()
-    return Prepared(lambda: formulas.residual_dropout(x, branch, fused=made.shape.fused), (x, branch))
+def _residual_dropout(operands: RandomOperands) -> PreparedFormula:
+    x, branch = operands.differentiable(), operands.differentiable()
+    return PreparedFormula(lambda: formulas.residual_dropout(x, branch, fused=operands.shape.fused), (x, branch))
 
 
-def _dropout(made: Operands) -> Prepared:
-    x = made.tensor()
-    return Prepared(lambda: formulas.dropout(x), (x,))
+def _dropout(operands: RandomOperands) -> PreparedFormula:
+    x = operands.differentiable()
+    return PreparedFormula(lambda: formulas.dropout(x), (x,))
 
 
-def _softmax(made: Operands) -> Prepared:
-    rows, key = made.shape.rows, made.shape.width
-    query = math.gcd(rows, key)
-    scores = made.tensor(rows // query, query, key)
-    mask = formulas.causal_mask(query, key, made.device)
-    return Prepared(lambda: formulas.softmax(scores, mask, fused=made.shape.fused), (scores,))
+def _softmax(operands: RandomOperands) -> PreparedFormula:
+    row_count, key = operands.shape.rows, operands.shape.width
+    query = math.gcd(row_count, key)
+    scores = operands.differentiable(row_count // query, query, key)
+    mask = formulas.causal_mask(query, key, operands.device)
+    return PreparedFormula(lambda: formulas.softmax(scores, mask, fused=operands.shape.fused), (scores,))
 
 
-def _loss(made: Operands, form: LossImplementation) -> Prepared:
+def _loss(operands: RandomOperands, implementation: LossImplementation) -> PreparedFormula:
     """The gradient is one for each token: Megatron's backward multiplies what it keeps by it, again and again."""
-    logits, targets = made.tensor(), made.indices(made.shape.width)
-    gradient = torch.tensor(float(made.shape.rows), device=made.device)
-    return Prepared(lambda: formulas.cross_entropy(logits, targets, form), (logits,), gradient)
+    logits, targets = operands.differentiable(), operands.random_indices(operands.shape.width)
+    gradient = torch.tensor(float(operands.shape.rows), device=operands.device)
+    return PreparedFormula(lambda: formulas.cross_entropy(logits, targets, implementation), (logits,), gradient)
 
 
-def _lookup(made: Operands) -> Prepared:
-    table, tokens = made.tensor(made.shape.table, made.shape.width), made.indices(made.shape.table)
-    return Prepared(lambda: functional.embedding(tokens, table), (table,))
+def _lookup(operands: RandomOperands) -> PreparedFormula:
+    table, tokens = (
+        operands.differentiable(operands.shape.table, operands.shape.width),
+        operands.random_indices(operands.shape.table),
+    )
+    return PreparedFormula(lambda: functional.embedding(tokens, table), (table,))
 
 
-def _positions(made: Operands) -> Prepared:
-    rows, width, table = made.shape.rows, made.shape.width, made.shape.table
-    sequence = rows if rows <= table else math.gcd(rows, table)
-    x, weight = made.tensor(rows // sequence, sequence, width), made.tensor(table, width)
-    return Prepared(lambda: x + weight[:sequence], (weight,))
+def _position_embedding(operands: RandomOperands) -> PreparedFormula:
+    row_count, width, table = operands.shape.rows, operands.shape.width, operands.shape.table
+    sequence = row_count if row_count <= table else math.gcd(row_count, table)
+    x, weight = operands.differentiable(row_count // sequence, sequence, width), operands.differentiable(table, width)
+    return PreparedFormula(lambda: x + weight[:sequence], (weight,))
 
 
-def _position_gradient(made: Operands) -> Action:
+def _position_gradient(operands: RandomOperands) -> Action:
     """The sum over sequences, added to what is accumulated."""
-    prepared = _positions(made)
+    prepared = _position_embedding(operands)
     result, (weight,) = prepared.forward(), prepared.inputs
-    held = made.plain(made.shape.formats[0], *weight.shape)
-    given = drawn(torch.empty_like(result))
-    return Kept(lambda: held.add_(*torch.autograd.grad(result, (weight,), given, retain_graph=True)))
+    accumulator = operands.constant(operands.shape.formats[0], *weight.shape)
+    output_gradient = fill_normal(torch.empty_like(result))
+    return ResultRetainingAction(
+        lambda: accumulator.add_(*torch.autograd.grad(result, (weight,), output_gradient, retain_graph=True))
+    )
 
 
-def _accumulate(made: Operands) -> Callable[[], Tensor]:
-    shape = made.shape
-    held = made.plain(shape.formats[0], shape.rows, shape.width)
-    gradient = made.plain(made.dtype, shape.rows, shape.width)
-    return lambda: held.add_(gradient)
+def _accumulate(operands: RandomOperands) -> Callable[[], Tensor]:
+    shape = operands.shape
+    accumulator = operands.constant(shape.formats[0], shape.rows, shape.width)
+    gradient = operands.constant(operands.dtype, shape.rows, shape.width)
+    return lambda: accumulator.add_(gradient)
 
 
-def _copy(made: Operands) -> Callable[[], Tensor]:
-    source = made.plain(made.dtype, made.shape.rows, made.shape.width)
-    if not made.shape.formats:
+def _copy(operands: RandomOperands) -> Callable[[], Tensor]:
+    source = operands.constant(operands.dtype, operands.shape.rows, operands.shape.width)
+    if not operands.shape.formats:
         return lambda: source.clone()
-    (target,) = made.shape.formats
-    wanted = made.plain(target, 1).dtype
-    return lambda: source.to(wanted)
+    (target,) = operands.shape.formats
+    target_dtype = operands.constant(target, 1).dtype
+    return lambda: source.to(target_dtype)
 
 
-def _bias_add(made: Operands) -> Callable[[], Tensor]:
-    x, bias = made.plain(made.dtype, made.shape.rows, made.shape.width), made.plain(made.dtype, made.shape.width)
+def _bias_add(operands: RandomOperands) -> Callable[[], Tensor]:
+    x, bias = (
+        operands.constant(operands.dtype, operands.shape.rows, operands.shape.width),
+        operands.constant(operands.dtype, operands.shape.width),
+    )
     return lambda: x + bias
 
 
-def _zero(made: Operands) -> Callable[[], Tensor]:
-    buffer = made.plain(made.dtype, made.shape.rows, made.shape.width)
+def _zero(operands: RandomOperands) -> Callable[[], Tensor]:
+    buffer = operands.constant(operands.dtype, operands.shape.rows, operands.shape.width)
     return lambda: buffer.zero_()
 
 
-def _unscale(made: Operands) -> Callable[[], Tensor]:
+def _unscale(operands: RandomOperands) -> Callable[[], Tensor]:
     """As gradient scalers do it, of which the look for what is not finite is a part."""
-    gradient = made.plain(made.dtype, made.shape.rows, made.shape.width)
-    found, inverse = (torch.ones((), device=made.device) for _ in range(2))
+    gradient = operands.constant(operands.dtype, operands.shape.rows, operands.shape.width)
+    overflow, inverse = (torch.ones((), device=operands.device) for _ in range(2))
 
     def run() -> Tensor:
-        torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, inverse)
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], overflow, inverse)
         return gradient
 
     return run
 
 
-def _causal_mask(made: Operands) -> Callable[[], Tensor]:
-    rows, width = made.shape.rows, made.shape.width
-    return lambda: torch.tril(torch.ones(rows, width, device=made.device)) < 0.5
+def _causal_mask(operands: RandomOperands) -> Callable[[], Tensor]:
+    row_count, width = operands.shape.rows, operands.shape.width
+    return lambda: torch.tril(torch.ones(row_count, width, device=operands.device)) < 0.5
 
 
-_OF_BUFFERS: Final = MappingProxyType[MemoryBoundOp, Callable[[Operands], Callable[[], Tensor]]](
+_BUFFER_OPS: Final = MappingProxyType[MemoryBoundOp, Callable[[RandomOperands], Callable[[], Tensor]]](
     {
         MemoryBoundOp.ACCUMULATE: _accumulate,
         MemoryBoundOp.COPY: _copy,
@@ -233,7 +245,7 @@ _OF_BUFFERS: Final = MappingProxyType[MemoryBoundOp, Callable[[Operands], Callab
 """What has no gradient."""
 
 
-_FORMULAS: Final = MappingProxyType[MemoryBoundOp, Preparation](
+_FORMULAS: Final = MappingProxyType[MemoryBoundOp, FormulaFactory](
     {
         MemoryBoundOp.LAYERNORM: _layernorm,
         MemoryBoundOp.RMSNORM: _rmsnorm,
@@ -242,17 +254,17 @@ _FORMULAS: Final = MappingProxyType[MemoryBoundOp, Preparation](
         MemoryBoundOp.SOFTCAP: _softcap,
         MemoryBoundOp.ROTARY: _rotary,
         MemoryBoundOp.RESIDUAL: _residual,
-        MemoryBoundOp.SCALED_SUM: _scaled_sum,
+        MemoryBoundOp.SCALED_SUM: _lora_sum,
         MemoryBoundOp.SCALE: _scale,
         MemoryBoundOp.WEIGHTING: _weighting,
         MemoryBoundOp.RESIDUAL_DROPOUT: _residual_dropout,
         MemoryBoundOp.DROPOUT: _dropout,
         MemoryBoundOp.SOFTMAX: _softmax,
-        MemoryBoundOp.LOSS_TORCH: partial(_loss, form=LossImplementation.TORCH),
-        MemoryBoundOp.LOSS_VOCAB_PARALLEL: partial(_loss, form=LossImplementation.VOCAB_PARALLEL),
-        MemoryBoundOp.LOSS_FUSED: partial(_loss, form=LossImplementation.FUSED),
-        MemoryBoundOp.LOSS_CHUNKED: partial(_loss, form=LossImplementation.CHUNKED),
+        MemoryBoundOp.LOSS_TORCH: partial(_loss, implementation=LossImplementation.TORCH),
+        MemoryBoundOp.LOSS_VOCAB_PARALLEL: partial(_loss, implementation=LossImplementation.VOCAB_PARALLEL),
+        MemoryBoundOp.LOSS_FUSED: partial(_loss, implementation=LossImplementation.FUSED),
+        MemoryBoundOp.LOSS_CHUNKED: partial(_loss, implementation=LossImplementation.CHUNKED),
         MemoryBoundOp.LOOKUP: _lookup,
-        MemoryBoundOp.POSITIONS: _positions,
+        MemoryBoundOp.POSITIONS: _position_embedding,
     }
 )

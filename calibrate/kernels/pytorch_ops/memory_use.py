@@ -23,150 +23,156 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
 
-_INDEX: Final = 8  # bytes of a token's number
+_INDEX_BYTES: Final = 8  # bytes of a token's number
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class TensorCounts:
     """So many tensors at the fullest moment: in the kernel's format, in FP32, and of bytes.
 
     alike: how many where the kernel's format is FP32, so that nothing is converted; None: as many as otherwise.
     """
 
-    own: int
-    wide: int = 0
+    kernel_format: int
+    fp32: int = 0
     mask: int = 0
-    alike: int | None = None
+    all_fp32: int | None = None
 
-    def bytes(self, dtype: DType, elements: int) -> Bytes:
+    def total_bytes(self, dtype: DType, elements: int) -> Bytes:
         """Of so many elements in each."""
-        if self.alike is not None and dtype.bytes == DType.FP32.bytes:
-            return float(elements * (self.alike * dtype.bytes + self.mask))
-        return float(elements * (self.own * dtype.bytes + self.wide * DType.FP32.bytes + self.mask))
+        if self.all_fp32 is not None and dtype.bytes == DType.FP32.bytes:
+            return float(elements * (self.all_fp32 * dtype.bytes + self.mask))
+        return float(elements * (self.kernel_format * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask))
 
 
-Counts = Mapping[tuple[MemoryBoundOp, bool], tuple[Tensors, Tensors]]
+TensorCountTable = Mapping[tuple[MemoryBoundOp, bool], tuple[TensorCounts, TensorCounts]]
 """By routine and whether it is fused: what a forward takes, and what a backward takes with it."""
 
 
-def _one(routine: MemoryBoundOp, forward: Tensors, backward: Tensors | None = None) -> Counts:
+def _same_if_fused(op: MemoryBoundOp, forward: TensorCounts, backward: TensorCounts | None = None) -> TensorCountTable:
     """A routine that is one kernel either way."""
-    return {(routine, fused): (forward, backward or forward) for fused in (False, True)}
+    return {(op, fused): (forward, backward or forward) for fused in (False, True)}
 
 
-_COUNTS: Final[Counts] = MappingProxyType(
+_TENSOR_COUNTS: Final[TensorCountTable] = MappingProxyType(
     {
-        **_one(MemoryBoundOp.LAYERNORM, Tensors(2), Tensors(4)),
-        (MemoryBoundOp.RMSNORM, True): (Tensors(2), Tensors(4)),
-        (MemoryBoundOp.RMSNORM, False): (Tensors(2, wide=2, alike=3), Tensors(4, wide=6, alike=9)),
-        **_one(MemoryBoundOp.GELU, Tensors(2), Tensors(4)),
-        (MemoryBoundOp.SWIGLU, True): (Tensors(3), Tensors(6)),
-        (MemoryBoundOp.SWIGLU, False): (Tensors(4), Tensors(9)),
-        (MemoryBoundOp.ROTARY, True): (Tensors(3), Tensors(4)),
-        (MemoryBoundOp.ROTARY, False): (Tensors(5), Tensors(6)),
-        **_one(MemoryBoundOp.RESIDUAL, Tensors(3), Tensors(4)),
-        (MemoryBoundOp.RESIDUAL_DROPOUT, True): (Tensors(3, mask=1), Tensors(5, mask=1)),
-        (MemoryBoundOp.RESIDUAL_DROPOUT, False): (Tensors(4, mask=1), Tensors(5, mask=1)),
-        **_one(MemoryBoundOp.DROPOUT, Tensors(2, mask=1), Tensors(4, mask=1)),
-        (MemoryBoundOp.SOFTMAX, True): (Tensors(2, mask=1), Tensors(4, mask=1)),
-        (MemoryBoundOp.SOFTMAX, False): (Tensors(3, mask=1), Tensors(5, mask=1)),
-        (MemoryBoundOp.SOFTCAP, True): (Tensors(2), Tensors(4)),
-        (MemoryBoundOp.SOFTCAP, False): (Tensors(3), Tensors(6)),
-        **_one(MemoryBoundOp.LOSS_TORCH, Tensors(1, wide=2, alike=2), Tensors(1, wide=3, alike=4)),
-        **_one(MemoryBoundOp.LOSS_VOCAB_PARALLEL, Tensors(1, wide=1), Tensors(2, wide=1, alike=2)),
-        **_one(MemoryBoundOp.LOSS_FUSED, Tensors(1), Tensors(2)),
-        **_one(MemoryBoundOp.LOSS_CHUNKED, Tensors(1), Tensors(2)),
-        (MemoryBoundOp.SCALED_SUM, True): (Tensors(3), Tensors(5)),
-        (MemoryBoundOp.SCALED_SUM, False): (Tensors(4), Tensors(5)),
-        **_one(MemoryBoundOp.SCALE, Tensors(2), Tensors(4)),
-        **_one(MemoryBoundOp.WEIGHTING, Tensors(2), Tensors(5)),
-        **_one(MemoryBoundOp.TOP_K, Tensors(2, wide=2)),
-        **_one(MemoryBoundOp.TOP_K_SIGMOID, Tensors(4, wide=2)),
-        **_one(MemoryBoundOp.TOP_K_GROUPED, Tensors(4, wide=2, mask=1)),
-        **_one(MemoryBoundOp.ROW_MAP, Tensors(0, wide=5, mask=2)),
-        **_one(MemoryBoundOp.PERMUTE, Tensors(1), Tensors(2)),
-        **_one(MemoryBoundOp.UNPERMUTE, Tensors(2)),
-        **_one(MemoryBoundOp.BIAS_GRADIENT, Tensors(1)),
-        **_one(MemoryBoundOp.BIAS_ADD, Tensors(2)),
-        **_one(MemoryBoundOp.ZERO, Tensors(1)),
-        **_one(MemoryBoundOp.UNSCALE, Tensors(1)),
-        **_one(MemoryBoundOp.CAUSAL_MASK, Tensors(0, wide=2)),
-        **_one(MemoryBoundOp.GRADIENT_NORM, Tensors(1)),
-        **_one(MemoryBoundOp.GRADIENT_CLIP, Tensors(1)),
-        **_one(MemoryBoundOp.LOOKUP, Tensors(1), Tensors(2)),
-        **_one(MemoryBoundOp.POSITIONS, Tensors(2), Tensors(3)),
-        **_one(MemoryBoundOp.COPY, Tensors(1)),
-        **_one(MemoryBoundOp.ACCUMULATE, Tensors(1)),
-        (MemoryBoundOp.ADAM, True): (Tensors(4), Tensors(4)),
-        (MemoryBoundOp.ADAM, False): (Tensors(5), Tensors(5)),
-        **_one(MemoryBoundOp.SGD, Tensors(3)),
+        **_same_if_fused(MemoryBoundOp.LAYERNORM, TensorCounts(2), TensorCounts(4)),
+        (MemoryBoundOp.RMSNORM, True): (TensorCounts(2), TensorCounts(4)),
+        (MemoryBoundOp.RMSNORM, False): (TensorCounts(2, fp32=2, all_fp32=3), TensorCounts(4, fp32=6, all_fp32=9)),
+        **_same_if_fused(MemoryBoundOp.GELU, TensorCounts(2), TensorCounts(4)),
+        (MemoryBoundOp.SWIGLU, True): (TensorCounts(3), TensorCounts(6)),
+        (MemoryBoundOp.SWIGLU, False): (TensorCounts(4), TensorCounts(9)),
+        (MemoryBoundOp.ROTARY, True): (TensorCounts(3), TensorCounts(4)),
+        (MemoryBoundOp.ROTARY, False): (TensorCounts(5), TensorCounts(6)),
+        **_same_if_fused(MemoryBoundOp.RESIDUAL, TensorCounts(3), TensorCounts(4)),
+        (MemoryBoundOp.RESIDUAL_DROPOUT, True): (TensorCounts(3, mask=1), TensorCounts(5, mask=1)),
+        (MemoryBoundOp.RESIDUAL_DROPOUT, False): (TensorCounts(4, mask=1), TensorCounts(5, mask=1)),
+        **_same_if_fused(MemoryBoundOp.DROPOUT, TensorCounts(2, mask=1), TensorCounts(4, mask=1)),
+        (MemoryBoundOp.SOFTMAX, True): (TensorCounts(2, mask=1), TensorCounts(4, mask=1)),
+        (MemoryBoundOp.SOFTMAX, False): (TensorCounts(3, mask=1), TensorCounts(5, mask=1)),
+        (MemoryBoundOp.SOFTCAP, True): (TensorCounts(2), TensorCounts(4)),
+        (MemoryBoundOp.SOFTCAP, False): (TensorCounts(3), TensorCounts(6)),
+        **_same_if_fused(
+            MemoryBoundOp.LOSS_TORCH, TensorCounts(1, fp32=2, all_fp32=2), TensorCounts(1, fp32=3, all_fp32=4)
+        ),
+        **_same_if_fused(
+            MemoryBoundOp.LOSS_VOCAB_PARALLEL, TensorCounts(1, fp32=1), TensorCounts(2, fp32=1, all_fp32=2)
+        ),
+        **_same_if_fused(MemoryBoundOp.LOSS_FUSED, TensorCounts(1), TensorCounts(2)),
+        **_same_if_fused(MemoryBoundOp.LOSS_CHUNKED, TensorCounts(1), TensorCounts(2)),
+        (MemoryBoundOp.SCALED_SUM, True): (TensorCounts(3), TensorCounts(5)),
+        (MemoryBoundOp.SCALED_SUM, False): (TensorCounts(4), TensorCounts(5)),
+        **_same_if_fused(MemoryBoundOp.SCALE, TensorCounts(2), TensorCounts(4)),
+        **_same_if_fused(MemoryBoundOp.WEIGHTING, TensorCounts(2), TensorCounts(5)),
+        **_same_if_fused(MemoryBoundOp.TOP_K, TensorCounts(2, fp32=2)),
+        **_same_if_fused(MemoryBoundOp.TOP_K_SIGMOID, TensorCounts(4, fp32=2)),
+        **_same_if_fused(MemoryBoundOp.TOP_K_GROUPED, TensorCounts(4, fp32=2, mask=1)),
+        **_same_if_fused(MemoryBoundOp.ROW_MAP, TensorCounts(0, fp32=5, mask=2)),
+        **_same_if_fused(MemoryBoundOp.PERMUTE, TensorCounts(1), TensorCounts(2)),
+        **_same_if_fused(MemoryBoundOp.UNPERMUTE, TensorCounts(2)),
+        **_same_if_fused(MemoryBoundOp.BIAS_GRADIENT, TensorCounts(1)),
+        **_same_if_fused(MemoryBoundOp.BIAS_ADD, TensorCounts(2)),
+        **_same_if_fused(MemoryBoundOp.ZERO, TensorCounts(1)),
+        **_same_if_fused(MemoryBoundOp.UNSCALE, TensorCounts(1)),
+        **_same_if_fused(MemoryBoundOp.CAUSAL_MASK, TensorCounts(0, fp32=2)),
+        **_same_if_fused(MemoryBoundOp.GRADIENT_NORM, TensorCounts(1)),
+        **_same_if_fused(MemoryBoundOp.GRADIENT_CLIP, TensorCounts(1)),
+        **_same_if_fused(MemoryBoundOp.LOOKUP, TensorCounts(1), TensorCounts(2)),
+        **_same_if_fused(MemoryBoundOp.POSITIONS, TensorCounts(2), TensorCounts(3)),
+        **_same_if_fused(MemoryBoundOp.COPY, TensorCounts(1)),
+        **_same_if_fused(MemoryBoundOp.ACCUMULATE, TensorCounts(1)),
+        (MemoryBoundOp.ADAM, True): (TensorCounts(4), TensorCounts(4)),
+        (MemoryBoundOp.ADAM, False): (TensorCounts(5), TensorCounts(5)),
+        **_same_if_fused(MemoryBoundOp.SGD, TensorCounts(3)),
     }
 )
-_ON_CPU: Final[Counts] = MappingProxyType(
+_CPU_TENSOR_COUNTS: Final[TensorCountTable] = MappingProxyType(
     {
-        **_COUNTS,
-        (MemoryBoundOp.RMSNORM, True): (Tensors(2, wide=3, alike=3), Tensors(1, wide=8, alike=9)),
-        (MemoryBoundOp.RESIDUAL_DROPOUT, False): (Tensors(5), Tensors(6)),
-        **_one(MemoryBoundOp.DROPOUT, Tensors(3), Tensors(5)),
+        **_TENSOR_COUNTS,
+        (MemoryBoundOp.RMSNORM, True): (TensorCounts(2, fp32=3, all_fp32=3), TensorCounts(1, fp32=8, all_fp32=9)),
+        (MemoryBoundOp.RESIDUAL_DROPOUT, False): (TensorCounts(5), TensorCounts(6)),
+        **_same_if_fused(MemoryBoundOp.DROPOUT, TensorCounts(3), TensorCounts(5)),
     }
 )
-_TOUCHED: Final = {
+_TOUCHED_TENSORS: Final = {
     MemoryBoundOp.ADAM: 4,
     MemoryBoundOp.SGD: 3,
 }  # as large as the weights; of other routines one at least
 
 
-def allocated(kernel: Kernel, device: torch.device) -> Bytes:
+def allocated_bytes(kernel: Kernel, device: torch.device) -> Bytes:
     """Bytes that the kernel takes there, at its fullest moment, while it is measured."""
     match kernel.shape:
         case MatmulShape() as shape:
-            return matmul.allocated(shape, kernel.dtype)
+            return matmul.matmul_bytes(shape, kernel.dtype)
         case AttentionShape() as shape:
-            return attention.allocated(shape, kernel.dtype, gradient=kernel.kind is KernelKind.ATTENTION_BACKWARD)
+            return attention.attention_bytes(shape, kernel.dtype, gradient=kernel.kind is KernelKind.ATTENTION_BACKWARD)
         case MemoryBoundShape(routine=MemoryBoundOp.QUANTIZE) as shape:
             return float(shape.elements * (kernel.dtype.bytes + sum(d_type.bytes for d_type in shape.formats)))
         case MemoryBoundShape() as shape:
-            return _streamed(shape, kernel.dtype, on_cpu=device.type == "cpu")
+            return _memory_bound_bytes(shape, kernel.dtype, on_cpu=device.type == "cpu")
     return kernel.bytes
 
 
-def touched(kernel: Kernel) -> Bytes:
+def touched_bytes(kernel: Kernel) -> Bytes:
     """Bytes of distinct memory that one run of the kernel reads or writes, at least."""
     match kernel.shape:
         case MemoryBoundShape(routine=routine) as shape:
-            return float(_TOUCHED.get(routine, 1) * shape.elements * kernel.dtype.bytes)
-    return allocated(kernel, torch.device("meta"))
+            return float(_TOUCHED_TENSORS.get(routine, 1) * shape.elements * kernel.dtype.bytes)
+    return allocated_bytes(kernel, torch.device("meta"))
 
 
-def _streamed(shape: MemoryBoundShape, dtype: DType, *, on_cpu: bool) -> Bytes:
-    counts = _ON_CPU if on_cpu else _COUNTS
-    both = counts.get((shape.routine, shape.fused), (Tensors(2), Tensors(4)))
-    return both[shape.backward].bytes(dtype, shape.elements) + _beside(shape, dtype, on_cpu=on_cpu)
+def _memory_bound_bytes(shape: MemoryBoundShape, dtype: DType, *, on_cpu: bool) -> Bytes:
+    table = _CPU_TENSOR_COUNTS if on_cpu else _TENSOR_COUNTS
+    forward_and_backward = table.get((shape.routine, shape.fused), (TensorCounts(2), TensorCounts(4)))
+    return forward_and_backward[shape.backward].total_bytes(dtype, shape.elements) + _other_tensor_bytes(
+        shape, dtype, on_cpu=on_cpu
+    )
 
 
-def _beside(shape: MemoryBoundShape, dtype: DType, *, on_cpu: bool) -> Bytes:
+def _other_tensor_bytes(shape: MemoryBoundShape, dtype: DType, *, on_cpu: bool) -> Bytes:
     """What has another size or format than the tensor that the routine is over."""
-    elements, table = shape.elements, shape.table * shape.width
-    others = [d_type.bytes for d_type in shape.formats if d_type is not dtype]
-    cast = DType.FP32.bytes if on_cpu and others else 0
+    elements, table_elements = shape.elements, shape.table * shape.width
+    other_formats = [d_type.bytes for d_type in shape.formats if d_type is not dtype]
+    cast_bytes = DType.FP32.bytes if on_cpu and other_formats else 0
     size = 0.0
     match shape.routine:
         case MemoryBoundOp.ADAM | MemoryBoundOp.SGD:
-            size = elements * sum(others, 0.0)
+            size = elements * sum(other_formats, 0.0)
         case MemoryBoundOp.COPY:
-            size = elements * sum(others or (dtype.bytes,), 0.0)
+            size = elements * sum(other_formats or (dtype.bytes,), 0.0)
         case MemoryBoundOp.ACCUMULATE:
-            size = elements * (shape.formats[0].bytes + cast)
+            size = elements * (shape.formats[0].bytes + cast_bytes)
         case MemoryBoundOp.LOOKUP:
-            size = table * dtype.bytes * (2 if shape.backward else 1) + shape.rows * _INDEX
+            size = table_elements * dtype.bytes * (2 if shape.backward else 1) + shape.rows * _INDEX_BYTES
         case MemoryBoundOp.POSITIONS if shape.backward:
-            size = table * (2 * dtype.bytes + shape.formats[0].bytes + (cast or dtype.bytes))
+            size = table_elements * (2 * dtype.bytes + shape.formats[0].bytes + (cast_bytes or dtype.bytes))
         case MemoryBoundOp.POSITIONS:
-            size = table * dtype.bytes
+            size = table_elements * dtype.bytes
         case MemoryBoundOp.PERMUTE if shape.table == shape.rows:
-            size = table * (0 if shape.backward else dtype.bytes) + shape.rows * _INDEX
+            size = table_elements * (0 if shape.backward else dtype.bytes) + shape.rows * _INDEX_BYTES
         case MemoryBoundOp.PERMUTE | MemoryBoundOp.UNPERMUTE:
-            size = table * dtype.bytes * (2 if shape.backward else 1) + shape.table * _INDEX
+            size = table_elements * dtype.bytes * (2 if shape.backward else 1) + shape.table * _INDEX_BYTES
         case MemoryBoundOp.ROTARY:
-            size = 2 * table * dtype.bytes
+            size = 2 * table_elements * dtype.bytes
     return size

@@ -12,57 +12,64 @@ import torch
 from torch import Tensor
 
 from calibrate.devices.stopwatch import Action
-from calibrate.kernels.formulas import Unsupported
-from calibrate.kernels.pytorch_ops.actions import Kept
-from calibrate.kernels.pytorch_ops.random_tensors import TORCH, normal
+from calibrate.kernels.formulas import UnsupportedKernel
+from calibrate.kernels.pytorch_ops.actions import ResultRetainingAction
+from calibrate.kernels.pytorch_ops.random_tensors import TORCH_DTYPES, normal_tensor
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
 
-Step = Callable[[], object]
+UpdateStep = Callable[[], object]
 
-LARGEST: Final = 2**22  # elements of a tensor; models of some GB have few larger ones
+MAX_TENSOR_ELEMENTS: Final = 2**22  # elements of a tensor; models of some GB have few larger ones
 
 
-def tensors(device: torch.device, dtype: DType, elements: int) -> list[Tensor]:
+def random_parameters(device: torch.device, dtype: DType, elements: int) -> list[Tensor]:
     """Random tensors that have so many elements together."""
-    whole, rest = divmod(elements, LARGEST)
-    return [normal(device, dtype, size) for size in [LARGEST] * whole + [rest] * (rest > 0)]
+    full_count, remainder = divmod(elements, MAX_TENSOR_ELEMENTS)
+    return [
+        normal_tensor(device, dtype, size)
+        for size in [MAX_TENSOR_ELEMENTS] * full_count + [remainder] * (remainder > 0)
+    ]
 
 
-def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+def prepare_optimizer(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """An update, or the norm or the clipping of gradients; raise Unsupported where PyTorch has no such formats."""
     match shape.routine:
         case MemoryBoundOp.GRADIENT_NORM:
-            gradients = tensors(device, dtype, shape.elements)
-            return Kept(lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0))))
+            gradients = random_parameters(device, dtype, shape.elements)
+            return ResultRetainingAction(
+                lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)))
+            )
         case MemoryBoundOp.GRADIENT_CLIP:
-            gradients = tensors(device, dtype, shape.elements)
+            gradients = random_parameters(device, dtype, shape.elements)
             factor = torch.ones((), device=device)  # multiplied whatever it is, and leaves them as they are
-            return Kept(lambda: torch._foreach_mul_(gradients, factor))
-    return _update(shape, dtype, device)
+            return ResultRetainingAction(lambda: torch._foreach_mul_(gradients, factor))
+    return _update_action(shape, dtype, device)
 
 
-def _update(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    made, moments, *copies = shape.formats
-    if TORCH[moments] is not TORCH[dtype]:
-        raise Unsupported(f"moments in {moments.value} of weights in {dtype.value}: PyTorch's optimizers have none")
-    weights = tensors(device, dtype, shape.elements)
-    gradients = tensors(device, dtype, shape.elements)
+def _update_action(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+    gradient_dtype, moment_dtype, *copy_dtypes = shape.formats
+    if TORCH_DTYPES[moment_dtype] is not TORCH_DTYPES[dtype]:
+        raise UnsupportedKernel(
+            f"moments in {moment_dtype.value} of weights in {dtype.value}: PyTorch's optimizers have none"
+        )
+    weights = random_parameters(device, dtype, shape.elements)
+    gradients = random_parameters(device, dtype, shape.elements)
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.requires_grad_().grad = gradient
-    steps: list[Step] = []
-    if TORCH[made] is not TORCH[dtype]:
-        steps.append(_copying(tensors(device, made, shape.elements), gradients))
-    steps.append(_optimizer(shape, weights).step)
+    steps: list[UpdateStep] = []
+    if TORCH_DTYPES[gradient_dtype] is not TORCH_DTYPES[dtype]:
+        steps.append(_copy_step(random_parameters(device, gradient_dtype, shape.elements), gradients))
+    steps.append(_build_optimizer(shape, weights).step)
     sources = [weight.detach() for weight in weights]
-    steps += [_copying(sources, tensors(device, copy, shape.elements)) for copy in copies]
-    return Steps(steps)
+    steps += [_copy_step(sources, random_parameters(device, copy_dtype, shape.elements)) for copy_dtype in copy_dtypes]
+    return SequentialAction(steps)
 
 
-class Steps:
+class SequentialAction:
     """Run one after the other."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[UpdateStep]) -> None:
         self._steps = steps
 
     def __call__(self) -> None:
@@ -71,11 +78,11 @@ class Steps:
             step()
 
 
-def _copying(sources: list[Tensor], copies: list[Tensor]) -> Step:
+def _copy_step(sources: list[Tensor], copies: list[Tensor]) -> UpdateStep:
     return lambda: torch._foreach_copy_(copies, sources)
 
 
-def _optimizer(shape: MemoryBoundShape, weights: list[Tensor]) -> torch.optim.Optimizer:
+def _build_optimizer(shape: MemoryBoundShape, weights: list[Tensor]) -> torch.optim.Optimizer:
     fused, foreach = (True, None) if shape.fused else (None, True)
     if shape.routine is MemoryBoundOp.ADAM:
         return torch.optim.AdamW(weights, lr=1e-4, fused=fused, foreach=foreach)

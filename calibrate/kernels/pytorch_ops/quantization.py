@@ -14,69 +14,71 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from calibrate.devices.matmul_support import eight_bits
+from calibrate.devices.matmul_support import fp8_dtype
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels import quantization_formulas
-from calibrate.kernels.formulas import Unsupported, compiled
-from calibrate.kernels.pytorch_ops.actions import Kept
-from calibrate.kernels.pytorch_ops.random_tensors import normal
-from calibrate.kernels.pytorch_ops.scaled_matmul import BLOCKS
+from calibrate.kernels.formulas import UnsupportedKernel, compiled
+from calibrate.kernels.pytorch_ops.actions import ResultRetainingAction
+from calibrate.kernels.pytorch_ops.random_tensors import normal_tensor
+from calibrate.kernels.pytorch_ops.scaled_matmul import ALIGNMENTS
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.model.kernels import MemoryBoundShape
 
-Formula = Callable[..., quantization_formulas.Copies]
+Formula = Callable[..., quantization_formulas.QuantizedTensors]
 
-_MATRIX: Final = 4096  # columns of what stands for many matrices
-_KNOWN: Final = MappingProxyType[int, Formula]({1: quantization_formulas.known, 2: quantization_formulas.known_both})
-_FOUND: Final = MappingProxyType[DType, Mapping[int, Formula]](
+_MAX_COLUMNS: Final = 4096  # columns of what stands for many matrices
+_DELAYED_FORMULAS: Final = MappingProxyType[int, Formula](
+    {1: quantization_formulas.delayed_scaling, 2: quantization_formulas.delayed_scaling_transposed}
+)
+_AMAX_FORMULAS: Final = MappingProxyType[DType, Mapping[int, Formula]](
     {
-        DType.FP8: {1: quantization_formulas.searched, 2: quantization_formulas.searched_both},
-        DType.FP8_ROWWISE: {1: quantization_formulas.rows, 2: quantization_formulas.rows_both},
-        DType.FP8_BLOCKWISE: {1: quantization_formulas.blocks, 2: quantization_formulas.blocks_both},
-        DType.MXFP8: {1: quantization_formulas.microscaled, 2: quantization_formulas.microscaled_both},
+        DType.FP8: {1: quantization_formulas.current_scaling, 2: quantization_formulas.current_scaling_transposed},
+        DType.FP8_ROWWISE: {1: quantization_formulas.rowwise, 2: quantization_formulas.rowwise_and_columnwise},
+        DType.FP8_BLOCKWISE: {1: quantization_formulas.blockwise, 2: quantization_formulas.blockwise_transposed},
+        DType.MXFP8: {1: quantization_formulas.mx_scaling, 2: quantization_formulas.mx_scaling_transposed},
     }
 )
 """By how many copies are made."""
 
 
-def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+def prepare_quantization(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """A cast of random operands; raise Unsupported where there is no such kernel."""
     if device.type == "cpu":
-        raise Unsupported(f"{shape.routine.value}: PyTorch has no fused kernel for it on a CPU")
-    formula, operands = chosen(shape, dtype, device)
+        raise UnsupportedKernel(f"{shape.routine.value}: PyTorch has no fused kernel for it on a CPU")
+    formula, operands = select_formula(shape, dtype, device)
     run: Callable[..., Any] = compiled(formula)
-    return Kept(lambda: run(*operands))
+    return ResultRetainingAction(lambda: run(*operands))
 
 
-def chosen(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> tuple[Formula, tuple[Tensor, ...]]:
+def select_formula(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> tuple[Formula, tuple[Tensor, ...]]:
     """A formula and its operands; raise Unsupported where PyTorch has none."""
-    narrow, copies, reads = shape.formats[0], len(shape.formats), shape.table
-    if DType.NVFP4 in (narrow, dtype):
-        raise Unsupported(f"{shape.routine.value}: PyTorch has no cast to {DType.NVFP4.value}")
-    rows, width = _sizes(shape)
+    output_format, copies, reads = shape.formats[0], len(shape.formats), shape.table
+    if DType.NVFP4 in (output_format, dtype):
+        raise UnsupportedKernel(f"{shape.routine.value}: PyTorch has no cast to {DType.NVFP4.value}")
+    row_count, width = _matrix_size(shape)
     if dtype in LOW_PRECISION_DTYPES or not reads:
-        return quantization_formulas.transposed, (normal(device, narrow, rows, width),)
-    _require(shape, rows if copies > 1 else 0, width)
-    x, like = normal(device, dtype, rows, width), torch.empty(0, dtype=eight_bits(device), device=device)
-    if narrow is DType.FP8 and reads == 1:
-        return _KNOWN[copies], (x, torch.ones((), device=device), like)
-    if narrow is DType.FP8_ROWWISE and copies == 1 and reads > 1:
-        return quantization_formulas.columns, (x, like)
-    return _FOUND[narrow][copies], (x, like)
+        return quantization_formulas.transpose_copy, (normal_tensor(device, output_format, row_count, width),)
+    _require_divisible(shape, row_count if copies > 1 else 0, width)
+    x, target = normal_tensor(device, dtype, row_count, width), torch.empty(0, dtype=fp8_dtype(device), device=device)
+    if output_format is DType.FP8 and reads == 1:
+        return _DELAYED_FORMULAS[copies], (x, torch.ones((), device=device), target)
+    if output_format is DType.FP8_ROWWISE and copies == 1 and reads > 1:
+        return quantization_formulas.columnwise, (x, target)
+    return _AMAX_FORMULAS[output_format][copies], (x, target)
 
 
-def _sizes(shape: MemoryBoundShape) -> tuple[int, int]:
+def _matrix_size(shape: MemoryBoundShape) -> tuple[int, int]:
     if shape.width > 1:
         return shape.rows, shape.width
-    columns = gcd(shape.rows, _MATRIX)
+    columns = gcd(shape.rows, _MAX_COLUMNS)
     return shape.rows // columns, columns
 
 
-def _require(shape: MemoryBoundShape, *sizes: int) -> None:
-    narrow = shape.formats[0]
-    block = BLOCKS[narrow]
+def _require_divisible(shape: MemoryBoundShape, *sizes: int) -> None:
+    output_format = shape.formats[0]
+    block = ALIGNMENTS[output_format]
     if any(size % block for size in sizes):
-        raise Unsupported(
-            f"{shape.routine.value}: {narrow.value} shares scales in blocks of {block}, which "
+        raise UnsupportedKernel(
+            f"{shape.routine.value}: {output_format.value} shares scales in blocks of {block}, which "
             f"{shape.rows} x {shape.width} elements are not cut into"
         )

@@ -11,10 +11,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from calibrate.devices.matmul_support import eight_bits
+from calibrate.devices.matmul_support import fp8_dtype
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 
-TORCH: Final = MappingProxyType(
+TORCH_DTYPES: Final = MappingProxyType(
     {
         DType.FP32: torch.float32,
         DType.TF32: torch.float32,
@@ -27,47 +27,47 @@ TORCH: Final = MappingProxyType(
         DType.NVFP4: torch.float4_e2m1fn_x2,
     }
 )
-"""Those of formats with scales as the Open Compute Project has them; CDNA 3 has others (`multiplied.eight_bits`)."""
+"""Those of formats with scales as the Open Compute Project has them; CDNA 3 has others (`multiplied.fp8_dtype`)."""
 
-_BLOCK: Final = 2**20  # random numbers after which those of a CPU's tensor come again: drawing is slow there
-_HALFWAY: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours of E2M1
-_TO_LARGEST: Final = 3.0  # what makes the largest of sixteen normal numbers about six
-_SIGN: Final = 8
-_NEXT: Final = 16  # what shifts the second number of a byte
+_REPEATED_BLOCK: Final = 2**20  # random numbers after which those of a CPU's tensor come again: drawing is slow there
+_ROUNDING_BOUNDARIES: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours of E2M1
+_AMAX_FACTOR: Final = 3.0  # what makes the largest of sixteen normal numbers about six
+_SIGN_BIT: Final = 8
+_SECOND_NIBBLE: Final = 16  # what shifts the second number of a byte
 
 
-def normal(device: torch.device, dtype: DType, *sizes: int, gradient: bool = False) -> Tensor:
+def normal_tensor(device: torch.device, dtype: DType, *sizes: int, gradient: bool = False) -> Tensor:
     """A tensor of standard normal numbers (their bits cost the power that real ones do); gradient: requires one.
 
     Of NVFP4 its last size is half as many bytes.
     """
     if dtype is DType.NVFP4:
-        return _four_bits(device, *sizes[:-1], sizes[-1] // 2)
+        return _fp4_tensor(device, *sizes[:-1], sizes[-1] // 2)
     if dtype in LOW_PRECISION_DTYPES:
-        return normal(device, DType.BF16, *sizes).to(eight_bits(device))
-    return drawn(torch.empty(sizes, device=device, dtype=TORCH[dtype])).requires_grad_(gradient)
+        return normal_tensor(device, DType.BF16, *sizes).to(fp8_dtype(device))
+    return fill_normal(torch.empty(sizes, device=device, dtype=TORCH_DTYPES[dtype])).requires_grad_(gradient)
 
 
-def drawn(tensor: Tensor) -> Tensor:
+def fill_normal(tensor: Tensor) -> Tensor:
     """The same tensor with standard normal numbers; it has no gaps in memory."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    if tensor.device.type != "cpu" or flat.numel() <= _BLOCK:
+    if tensor.device.type != "cpu" or flat.numel() <= _REPEATED_BLOCK:
         flat.normal_()
         return tensor
-    _repeat(torch.empty(_BLOCK, dtype=tensor.dtype).normal_(), flat)
+    _fill_repeating(torch.empty(_REPEATED_BLOCK, dtype=tensor.dtype).normal_(), flat)
     return tensor
 
 
-def _four_bits(device: torch.device, *sizes: int) -> Tensor:
-    numbers = torch.empty(2, _BLOCK, device=device).normal_().mul_(_TO_LARGEST)
-    places = torch.bucketize(numbers.abs(), torch.tensor(_HALFWAY, device=device)) + _SIGN * (numbers < 0)
-    made = torch.empty(sizes, dtype=torch.uint8, device=device)
-    _repeat((places[0] + _NEXT * places[1]).to(torch.uint8), made.view(-1))
-    return made.view(torch.float4_e2m1fn_x2)
+def _fp4_tensor(device: torch.device, *sizes: int) -> Tensor:
+    values = torch.empty(2, _REPEATED_BLOCK, device=device).normal_().mul_(_AMAX_FACTOR)
+    codes = torch.bucketize(values.abs(), torch.tensor(_ROUNDING_BOUNDARIES, device=device)) + _SIGN_BIT * (values < 0)
+    packed = torch.empty(sizes, dtype=torch.uint8, device=device)
+    _fill_repeating((codes[0] + _SECOND_NIBBLE * codes[1]).to(torch.uint8), packed.view(-1))
+    return packed.view(torch.float4_e2m1fn_x2)
 
 
-def _repeat(block: Tensor, flat: Tensor) -> None:
+def _fill_repeating(block: Tensor, target: Tensor) -> None:
     """Fill a vector with a block, again and again."""
-    whole, rest = divmod(flat.numel(), len(block))
-    flat[: whole * len(block)].view(whole, len(block)).copy_(block)
-    flat[whole * len(block) :].copy_(block[:rest])
+    repeats, remainder = divmod(target.numel(), len(block))
+    target[: repeats * len(block)].view(repeats, len(block)).copy_(block)
+    target[repeats * len(block) :].copy_(block[:remainder])

@@ -21,104 +21,125 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
-from calibrate.kernels.formulas import Unsupported
-from calibrate.kernels.pytorch_ops.random_tensors import normal
+from calibrate.kernels.formulas import UnsupportedKernel
+from calibrate.kernels.pytorch_ops.random_tensors import normal_tensor
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import MatmulLayout, MatmulShape
 
-BLOCKS: Final = MappingProxyType(
+ALIGNMENTS: Final = MappingProxyType(
     {DType.FP8: 16, DType.FP8_ROWWISE: 16, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32, DType.NVFP4: 32}
 )
 """Numbers to a multiple of which rows of operands must be cut: what has a scale, and 16 bytes."""
-_COLUMNS: Final = 16  # numbers to a multiple of which results must be cut
-_TILE: Final = (128, 4)  # rows and blocks of the scales that lie together
-_SHARING: Final = MappingProxyType({DType.MXFP8: 32, DType.NVFP4: 16})  # numbers that share one of these
+_OUTPUT_ALIGNMENT: Final = 16  # numbers to a multiple of which results must be cut
+_SCALE_TILE: Final = (128, 4)  # rows and blocks of the scales that lie together
+_VALUES_PER_SCALE: Final = MappingProxyType({DType.MXFP8: 32, DType.NVFP4: 16})  # numbers that share one of these
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
+class OperandScales:
     """Scales of one operand, of what, and how they lie in memory."""
 
-    numbers: Tensor
-    of: ScalingType
-    order: SwizzleType = SwizzleType.NO_SWIZZLE
+    values: Tensor
+    scaling_type: ScalingType
+    swizzle: SwizzleType = SwizzleType.NO_SWIZZLE
 
 
-def multiply(shape: MatmulShape, dtype: DType, device: torch.device) -> Callable[[], Tensor]:
+def random_scaled_matmul(shape: MatmulShape, dtype: DType, device: torch.device) -> Callable[[], Tensor]:
     """What multiplies random operands once; raise Unsupported where PyTorch has no such product."""
-    require(shape, dtype)
+    require_supported(shape, dtype)
     if shape.batch > 1:
-        raise Unsupported(f"PyTorch has no product of a batch in {dtype.value}")
-    a, b = normal(device, dtype, shape.m, shape.k), normal(device, dtype, shape.n, shape.k).t()
-    return scaled(shape, dtype, a, b)
+        raise UnsupportedKernel(f"PyTorch has no product of a batch in {dtype.value}")
+    a, b = normal_tensor(device, dtype, shape.m, shape.k), normal_tensor(device, dtype, shape.n, shape.k).t()
+    return scaled_matmul(shape, dtype, a, b)
 
 
-def scaled(shape: MatmulShape, dtype: DType, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+def scaled_matmul(shape: MatmulShape, dtype: DType, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     """What multiplies a [m, k] and b [k, n], the transpose of rows."""
-    weights = shape.operands is not MatmulLayout.TN
-    of_a, of_b = _scales(dtype, a, shape.k), _scales(dtype, b.t(), shape.k, weights=weights)
-    rows = of_b.numbers.t() if of_b.of is ScalingType.RowWise else of_b.numbers
-    fast = fast_accumulation(shape, dtype)
+    has_weights = shape.operands is not MatmulLayout.TN
+    a_scales, b_scales = (
+        _operand_scales(dtype, a, shape.k),
+        _operand_scales(dtype, b.t(), shape.k, is_weight=has_weights),
+    )
+    b_scale_values = b_scales.values.t() if b_scales.scaling_type is ScalingType.RowWise else b_scales.values
+    fast_accum = uses_fast_accumulation(shape, dtype)
 
     def run() -> Tensor:
-        return scaled_mm(a, b, of_a.numbers, of_a.of, rows, of_b.of, of_a.order, of_b.order, use_fast_accum=fast)
+        return scaled_mm(
+            a,
+            b,
+            a_scales.values,
+            a_scales.scaling_type,
+            b_scale_values,
+            b_scales.scaling_type,
+            a_scales.swizzle,
+            b_scales.swizzle,
+            use_fast_accum=fast_accum,
+        )
 
     return run
 
 
-def fast_accumulation(shape: MatmulShape, dtype: DType) -> bool:
+def uses_fast_accumulation(shape: MatmulShape, dtype: DType) -> bool:
     """Whether sums are kept in the tensor cores' own precision."""
     return dtype is DType.FP8_ROWWISE or (dtype is DType.FP8 and shape.operands is MatmulLayout.NT)
 
 
-def require(shape: MatmulShape, dtype: DType) -> None:
+def require_supported(shape: MatmulShape, dtype: DType) -> None:
     """Raise Unsupported where PyTorch has no product of these sizes, or none that is accumulated."""
     if shape.accumulated is not None:
-        raise Unsupported(f"PyTorch has no product in {dtype.value} that is accumulated")
-    block = BLOCKS[dtype]
-    columns = block if dtype is DType.FP8_BLOCKWISE else _COLUMNS
+        raise UnsupportedKernel(f"PyTorch has no product in {dtype.value} that is accumulated")
+    block = ALIGNMENTS[dtype]
+    columns = block if dtype is DType.FP8_BLOCKWISE else _OUTPUT_ALIGNMENT
     if shape.k % block or shape.n % columns:
-        raise Unsupported(
+        raise UnsupportedKernel(
             f"operands in {dtype.value} are cut to multiples of {block} along k and of {columns} along n; "
             f"k is {shape.k}, n is {shape.n}"
         )
 
 
-def _scales(dtype: DType, rows: Tensor, k: int, *, weights: bool = False) -> Scales:
+def _operand_scales(dtype: DType, operand: Tensor, k: int, *, is_weight: bool = False) -> OperandScales:
     """Of rows of k numbers."""
-    device, many = rows.device, rows.shape[0]
+    device, row_count = operand.device, operand.shape[0]
     match dtype:
         case DType.FP8:
-            return Scales(torch.ones((), device=device), ScalingType.TensorWise)
+            return OperandScales(torch.ones((), device=device), ScalingType.TensorWise)
         case DType.FP8_ROWWISE:
-            return Scales(torch.ones(many, 1, device=device), ScalingType.RowWise)
-        case DType.FP8_BLOCKWISE if weights:
-            columns = up(k // BLOCKS[dtype], _TILE[1])
-            return Scales(torch.ones(many // BLOCKS[dtype], columns, device=device).t(), ScalingType.BlockWise128x128)
+            return OperandScales(torch.ones(row_count, 1, device=device), ScalingType.RowWise)
+        case DType.FP8_BLOCKWISE if is_weight:
+            columns = round_up(k // ALIGNMENTS[dtype], _SCALE_TILE[1])
+            return OperandScales(
+                torch.ones(row_count // ALIGNMENTS[dtype], columns, device=device).t(), ScalingType.BlockWise128x128
+            )
         case DType.FP8_BLOCKWISE:
-            return Scales(torch.ones(k // BLOCKS[dtype], many, device=device).t(), ScalingType.BlockWise1x128)
-    size = many * k // _SHARING[dtype] if torch.version.hip else tiled(many) * tiled_blocks(dtype, k)
-    order = SwizzleType.NO_SWIZZLE if torch.version.hip else SwizzleType.SWIZZLE_32_4_4
-    of = ScalingType.BlockWise1x32 if dtype is DType.MXFP8 else ScalingType.BlockWise1x16
-    return Scales(of_blocks(dtype, device, size), of, order)
+            return OperandScales(
+                torch.ones(k // ALIGNMENTS[dtype], row_count, device=device).t(), ScalingType.BlockWise1x128
+            )
+    scale_count = (
+        row_count * k // _VALUES_PER_SCALE[dtype]
+        if torch.version.hip
+        else padded_scale_rows(row_count) * padded_scale_columns(dtype, k)
+    )
+    swizzle = SwizzleType.NO_SWIZZLE if torch.version.hip else SwizzleType.SWIZZLE_32_4_4
+    scaling_type = ScalingType.BlockWise1x32 if dtype is DType.MXFP8 else ScalingType.BlockWise1x16
+    return OperandScales(block_scales(dtype, device, scale_count), scaling_type, swizzle)
 
 
-def up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     """The next multiple."""
     return -(-size // multiple) * multiple
 
 
-def tiled(rows: int) -> int:
+def padded_scale_rows(samples: int) -> int:
     """Rows of scales for so many rows."""
-    return up(rows, _TILE[0])
+    return round_up(samples, _SCALE_TILE[0])
 
 
-def tiled_blocks(dtype: DType, k: int) -> int:
+def padded_scale_columns(dtype: DType, k: int) -> int:
     """Scales of a row of k numbers."""
-    return up(-(-k // _SHARING[dtype]), _TILE[1])
+    return round_up(-(-k // _VALUES_PER_SCALE[dtype]), _SCALE_TILE[1])
 
 
-def of_blocks(dtype: DType, device: torch.device, *sizes: int) -> Tensor:
+def block_scales(dtype: DType, device: torch.device, *sizes: int) -> Tensor:
     """Scales of blocks, in their own format."""
-    form = torch.float8_e8m0fnu if dtype is DType.MXFP8 else torch.float8_e4m3fn
-    return torch.ones(sizes, device=device).to(form)
+    scale_dtype = torch.float8_e8m0fnu if dtype is DType.MXFP8 else torch.float8_e4m3fn
+    return torch.ones(sizes, device=device).to(scale_dtype)

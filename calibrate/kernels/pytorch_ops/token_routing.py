@@ -12,80 +12,88 @@ from torch import Tensor
 
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels import moe_formulas
-from calibrate.kernels.formulas import Unsupported
-from calibrate.kernels.pytorch_ops.actions import Kept, backward
-from calibrate.kernels.pytorch_ops.random_tensors import normal
+from calibrate.kernels.formulas import UnsupportedKernel
+from calibrate.kernels.pytorch_ops.actions import ResultRetainingAction, backward_action
+from calibrate.kernels.pytorch_ops.random_tensors import normal_tensor
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import TOP_K_OPS, MemoryBoundOp, MemoryBoundShape
 
 
-def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+def prepare_routing(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """One of `TOKEN_ROUTING_OPS`, or its backward; raise Unsupported where there is no such kernel."""
     if shape.routine is MemoryBoundOp.PERMUTE and shape.table == shape.rows:
-        return _sorted(shape, dtype, device)
+        return _reorder_action(shape, dtype, device)
     if shape.fused:
-        raise Unsupported(f"{shape.routine.value}: PyTorch has no fused kernel for it")
+        raise UnsupportedKernel(f"{shape.routine.value}: PyTorch has no fused kernel for it")
     if shape.routine in TOP_K_OPS:
-        return _choice(shape, dtype, device)
+        return _top_k_action(shape, dtype, device)
     match shape.routine:
         case MemoryBoundOp.ROW_MAP:
-            return _map(shape, device)
+            return _permutation_map_action(shape, device)
         case MemoryBoundOp.PERMUTE:
-            return _permute(shape, dtype, device)
-    return _unpermute(shape, dtype, device)
+            return _permute_action(shape, dtype, device)
+    return _unpermute_action(shape, dtype, device)
 
 
-def _choice(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    logits = normal(device, dtype, shape.rows, shape.width, gradient=True)
-    bias = normal(device, dtype, shape.width)
-    choose = _chooser(shape, logits, bias)
+def _top_k_action(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+    logits = normal_tensor(device, dtype, shape.rows, shape.width, gradient=True)
+    bias = normal_tensor(device, dtype, shape.width)
+    select = _top_k_function(shape, logits, bias)
     if not shape.backward:
-        return Kept(choose)
-    return backward(choose()[0], (logits,))
+        return ResultRetainingAction(select)
+    return backward_action(select()[0], (logits,))
 
 
-def _chooser(shape: MemoryBoundShape, logits: Tensor, bias: Tensor) -> Callable[[], moe_formulas.Choice]:
+def _top_k_function(shape: MemoryBoundShape, logits: Tensor, bias: Tensor) -> Callable[[], moe_formulas.RoutingMap]:
     if shape.routine is MemoryBoundOp.TOP_K:
-        return lambda: moe_formulas.softmax_choice(logits, shape.table)
+        return lambda: moe_formulas.top_k_softmax(logits, shape.table)
     grouped = shape.routine is MemoryBoundOp.TOP_K_GROUPED
-    return lambda: moe_formulas.sigmoid_choice(logits, shape.table, bias, grouped=grouped)
+    return lambda: moe_formulas.top_k_sigmoid(logits, shape.table, bias, grouped=grouped)
 
 
-def _map(shape: MemoryBoundShape, device: torch.device) -> Action:
-    probabilities = normal(device, DType.FP32, shape.rows, shape.width, gradient=True)
-    marks = _marks(shape, device)
-    return Kept(lambda: moe_formulas.row_map((probabilities, marks)))
+def _permutation_map_action(shape: MemoryBoundShape, device: torch.device) -> Action:
+    probabilities = normal_tensor(device, DType.FP32, shape.rows, shape.width, gradient=True)
+    is_routed = _balanced_routing(shape, device)
+    return ResultRetainingAction(lambda: moe_formulas.permutation_map((probabilities, is_routed)))
 
 
-def _marks(shape: MemoryBoundShape, device: torch.device) -> Tensor:
+def _balanced_routing(shape: MemoryBoundShape, device: torch.device) -> Tensor:
     """[rows, width] of which `table` are marked, evenly: the copies of a token are in columns behind one another."""
     copies = torch.arange(shape.table, device=device)
-    turn = torch.div(copies, shape.rows, rounding_mode="floor")
-    rows = copies % shape.rows
-    marks = torch.zeros(shape.rows, shape.width, dtype=torch.bool, device=device)
-    return marks.index_put_((rows, (rows + turn) % shape.width), torch.ones((), dtype=torch.bool, device=device))
+    expert_offset = torch.div(copies, shape.rows, rounding_mode="floor")
+    token_indices = copies % shape.rows
+    is_routed = torch.zeros(shape.rows, shape.width, dtype=torch.bool, device=device)
+    return is_routed.index_put_(
+        (token_indices, (token_indices + expert_offset) % shape.width), torch.ones((), dtype=torch.bool, device=device)
+    )
 
 
-def _places(shape: MemoryBoundShape, device: torch.device) -> Tensor:
+def _random_token_indices(shape: MemoryBoundShape, device: torch.device) -> Tensor:
     """The token of each copy: [table] all tokens about as often, in the order of random experts."""
     return torch.argsort(torch.rand(shape.table, device=device)) % shape.rows
 
 
-def _sorted(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    rows = normal(device, dtype, shape.rows, shape.width)
+def _reorder_action(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+    tokens = normal_tensor(device, dtype, shape.rows, shape.width)
     order = torch.argsort(torch.rand(shape.rows, device=device))
-    return Kept(lambda: rows.index_select(0, order))
+    return ResultRetainingAction(lambda: tokens.index_select(0, order))
 
 
-def _permute(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    x, places = normal(device, dtype, shape.rows, shape.width, gradient=True), _places(shape, device)
+def _permute_action(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+    x, token_indices = (
+        normal_tensor(device, dtype, shape.rows, shape.width, gradient=True),
+        _random_token_indices(shape, device),
+    )
     if not shape.backward:
-        return Kept(lambda: moe_formulas.permuted(x, places))
-    return backward(moe_formulas.permuted(x, places), (x,))
+        return ResultRetainingAction(lambda: moe_formulas.permute_tokens(x, token_indices))
+    return backward_action(moe_formulas.permute_tokens(x, token_indices), (x,))
 
 
-def _unpermute(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    rows, places = normal(device, dtype, shape.table, shape.width, gradient=True), _places(shape, device)
+def _unpermute_action(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
+    routed_tokens, token_indices = (
+        normal_tensor(device, dtype, shape.table, shape.width, gradient=True),
+        _random_token_indices(shape, device),
+    )
     if not shape.backward:
-        return Kept(lambda: moe_formulas.unpermuted(rows, places, shape.rows))
-    return backward(moe_formulas.unpermuted(rows, places, shape.rows), (rows,))
+        return ResultRetainingAction(lambda: moe_formulas.unpermute_tokens(routed_tokens, token_indices, shape.rows))
+    return backward_action(moe_formulas.unpermute_tokens(routed_tokens, token_indices, shape.rows), (routed_tokens,))

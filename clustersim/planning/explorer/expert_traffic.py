@@ -16,59 +16,61 @@ from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.token_dispatch import TokenDispatch
-from clustersim.planning.explorer.settings import Space
+from clustersim.planning.explorer.settings import ExplorerSpace
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
-from clustersim.results.explorer_tables import Table
+from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.validation_rules.moe import check_expert_sharding
 
-CUT: Final = ("gather rows", "sum parts of experts")
+ETP_OPS: Final = ("gather rows", "sum parts of experts")
 """Exchanges between the ranks that have parts of the same experts."""
-SPREAD: Final = (
+EP_OPS: Final = (
     "count rows", "dispatch tokens", "dispatch probabilities", "combine tokens", "gradients of probabilities",
     "gather routing", "gather probabilities",
 )  # fmt: skip
 """Exchanges between the ranks that have each other's experts."""
-_KERNELS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
-_FORWARDED: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
+_FUSED_DISPATCHERS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
+_DISPATCH_COLLECTIVES: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 
-def dispatch_of(plan: Plan) -> TokenDispatch:
+def token_dispatch(plan: Plan) -> TokenDispatch:
     """How tokens travel in the model's mixture."""
-    found = (plan.layer_sharding(spec).dispatch for spec in plan.model.distinct_specs if isinstance(spec.mlp, MoeMlp))
-    return next(item for item in found if item is not None)
+    dispatches = (
+        plan.layer_sharding(spec).dispatch for spec in plan.model.distinct_specs if isinstance(spec.mlp, MoeMlp)
+    )
+    return next(dispatch for dispatch in dispatches if dispatch is not None)
 
 
-def sent_of_experts(plan: Plan) -> Iterator[tuple[str, Bytes]]:
+def expert_bytes_sent(plan: Plan) -> Iterator[tuple[str, Bytes]]:
     """Bytes that a rank sends of each exchange around experts, by its name."""
-    dispatch = dispatch_of(plan)
-    ways = (
+    dispatch = token_dispatch(plan)
+    op_lists = (
         dispatch.dispatch_ops(),
         dispatch.combine_ops(),
         dispatch.dispatch_ops(is_backward=True),
         dispatch.combine_ops(is_backward=True),
     )
-    for exchange in (comm_op for way in ways for comm_op in way):
-        yield exchange.name, exchange.payload * sent(dispatch, exchange)
+    for comm_op in (op for ops in op_lists for op in ops):
+        yield comm_op.name, comm_op.payload * sent_fraction(dispatch, comm_op)
 
 
-def sent(dispatch: TokenDispatch, exchange: CommOp) -> float:
+def sent_fraction(dispatch: TokenDispatch, comm_op: CommOp) -> float:
     """Part of an exchange's payload that leaves a rank."""
-    ep, cut = dispatch.layout.ep, dispatch.layout.effective_etp
-    if exchange.collective in _FORWARDED:
-        ranks = _reached(dispatch.routing, ep, 1)
-        return sum(ranks) / ep * (ep * cut - 1) / dispatch.moe.top_k
-    if exchange.collective is CollectiveType.ALL_TO_ALL:
+    ep, etp = dispatch.layout.ep, dispatch.layout.effective_etp
+    if comm_op.collective in _DISPATCH_COLLECTIVES:
+        fractions = _reached_fractions(dispatch.routing, ep, 1)
+        return sum(fractions) / ep * (ep * etp - 1) / dispatch.moe.top_k
+    if comm_op.collective is CollectiveType.ALL_TO_ALL:
         return 1 - 1 / ep
-    return 1 - 1 / (cut if exchange.name in CUT else ep * cut)
+    return 1 - 1 / (etp if comm_op.name in ETP_OPS else ep * etp)
 
 
-def _reached(routing: TokenRouting, ep: int, width: int) -> list[float]:
+def _reached_fractions(routing: TokenRouting, ep: int, neighbors: int) -> list[float]:
     """Parts of the tokens that have an expert on each of `ep` ranks, or on so many neighbours of them."""
-    return [reached_token_fraction(routing, place / ep, (place + width) / ep) for place in range(0, ep, width)]
+    return [reached_token_fraction(routing, first / ep, (first + neighbors) / ep) for first in range(0, ep, neighbors)]
 
 
-def sends(space: Space) -> Table | None:
+def dispatch_bytes_table(space: ExplorerSpace) -> LookupTable | None:
     """Bytes of one dispatch, for each token of a rank; None where there are no experts.
 
     ranks: to each place along ep; all: whether all ranks that have a part of an expert get it, or only the one at the
@@ -77,15 +79,18 @@ def sends(space: Space) -> Table | None:
     """
 
     def ask(precision: int, dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:
-        there = space.at(model=0, precision=precision, dispatcher=dispatcher, ep=ep, etp=etp)
-        if ep * etp == 1 or [*check_expert_sharding(there)]:
+        scenario = space.scenario_with(model=0, precision=precision, dispatcher=dispatcher, ep=ep, etp=etp)
+        if ep * etp == 1 or [*check_expert_sharding(scenario)]:
             return None
-        dispatch = dispatch_of(Plan(there.model, there.training, there.layout, there.schedule.placement))
-        routing, row, width = dispatch.routing, dispatch.token_bytes, TokenDispatcher(dispatcher)
-        if width not in _KERNELS:
-            each = row if width is TokenDispatcher.ALL_GATHER else row * dispatch.moe.top_k / ep
-            return {"ranks": [each] * ep, "all": width is TokenDispatcher.ALL_GATHER, "nodes": None}
-        blocks = {many: [row * part for part in _reached(routing, ep, many)] for many in divisors(ep)}
-        return {"ranks": blocks[1], "all": True, "nodes": blocks}
+        dispatch = token_dispatch(Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement))
+        routing, token_bytes, kind = dispatch.routing, dispatch.token_bytes, TokenDispatcher(dispatcher)
+        if kind not in _FUSED_DISPATCHERS:
+            rank_bytes = token_bytes if kind is TokenDispatcher.ALL_GATHER else token_bytes * dispatch.moe.top_k / ep
+            return {"ranks": [rank_bytes] * ep, "all": kind is TokenDispatcher.ALL_GATHER, "nodes": None}
+        by_neighbors = {
+            neighbors: [token_bytes * fraction for fraction in _reached_fractions(routing, ep, neighbors)]
+            for neighbors in divisors(ep)
+        }
+        return {"ranks": by_neighbors[1], "all": True, "nodes": by_neighbors}
 
-    return space.table(ask, "precision", "dispatcher", "ep", "etp") if space.mixture else None
+    return space.build_table(ask, "precision", "dispatcher", "ep", "etp") if space.is_moe else None

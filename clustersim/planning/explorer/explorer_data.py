@@ -28,24 +28,30 @@ from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.mesh import PIPELINE, TENSOR
-from clustersim.planning.explorer.column_sizes import columns, sizes
-from clustersim.planning.explorer.expert_traffic import sends
-from clustersim.planning.explorer.legality import rules
-from clustersim.planning.explorer.scaling_studies import studies
-from clustersim.planning.explorer.schedule_tables import schedules
-from clustersim.planning.explorer.settings import FEATURES, PLAYED, SCHEDULES, Space, chunks_of
-from clustersim.planning.explorer.stage_counts import rows
-from clustersim.planning.explorer.stages_and_groups import axes, partners, roles, stages
-from clustersim.planning.explorer.zero_memory import (
-    buffers,
-    experts,
-    fragmentation,
-    groups,
-    receives,
-    sharing,
-    workspaces,
+from clustersim.planning.explorer.column_sizes import column_names, column_sizes
+from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
+from clustersim.planning.explorer.legality import legality_tables
+from clustersim.planning.explorer.scaling_studies import simulate_studies
+from clustersim.planning.explorer.schedule_tables import build_schedule_tables
+from clustersim.planning.explorer.settings import (
+    EXPLORED_SCHEDULE_TYPES,
+    EXPLORED_SCHEDULES,
+    FEATURES,
+    ExplorerSpace,
+    chunk_count,
 )
-from clustersim.results.explorer_tables import Exploration, Machine, ModelWords, Tables
+from clustersim.planning.explorer.stage_counts import stage_count_tables
+from clustersim.planning.explorer.stages_and_groups import comm_group_axes, mesh_axes, peer_table, stage_table
+from clustersim.planning.explorer.zero_memory import (
+    communicator_tables,
+    expert_group_index,
+    fragmentation_factors,
+    group_columns,
+    pending_receives_table,
+    workspace_bytes,
+    zero_table,
+)
+from clustersim.results.explorer_tables import ExplorerCluster, ExplorerData, ExplorerTables, ModelDescription
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.expert_parallel import with_expert_load
 from clustersim.scenario.changes.precision import default_recipe_name
@@ -59,76 +65,78 @@ MODELS: Final = (
     "llama3-70b", "gpt3-175b", "nemotron4-340b", "llama3-405b", "megatron-530b", "megatron-1t",
 )  # fmt: skip
 """Shipped models that the page offers, from small to large."""
-_NARROW: Final = (DType.FP8, DType.MXFP8, DType.NVFP4)
-MOST_GPUS: Final = 2**15
-OFFERED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
-_MIXED: Final = (
+_LOW_PRECISION_DTYPES: Final = (DType.FP8, DType.MXFP8, DType.NVFP4)
+MAX_EXPLORED_GPUS: Final = 2**15
+MIN_EXPLORED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
+_MIXED_RECIPES: Final = (
     ("mixed precision, BF16", mixed_precision()),
     ("BF16 with BF16 gradients", mixed_precision(gradients=DType.BF16)),
     ("FP32", mixed_precision(DType.FP32, master=None)),
 )
 
 
-def explore(scenario: Scenario, done: Callable[[int], None] = lambda _done: None) -> Exploration:
-    """All that the explorer page shows; `done` is told how many of `explore_steps.count` steps are simulated."""
-    return replace(tables(scenario), studies=studies(scenario, done))
+def build_exploration(scenario: Scenario, report_progress: Callable[[int], None] = lambda _done: None) -> ExplorerData:
+    """All that the explorer page shows; `done` is told how many of `explore_steps.step_count` steps are simulated."""
+    return replace(build_exploration_tables(scenario), studies=simulate_studies(scenario, report_progress))
 
 
-def tables(scenario: Scenario) -> Exploration:
+def build_exploration_tables(scenario: Scenario) -> ExplorerData:
     """What needs no simulation; without studies."""
-    formats = dict(_formats(scenario))
-    largest, offered = _largest(scenario)
-    space = Space(with_expert_load(without_offload(scenario), None), tuple(_models(scenario)), tuple(formats), offered)
-    return Exploration(
+    formats = dict(_offered_recipes(scenario))
+    largest, gpu_counts = _largest_cluster(scenario)
+    space = ExplorerSpace(
+        with_expert_load(without_offload(scenario), None), tuple(_offered_models(scenario)), tuple(formats), gpu_counts
+    )
+    return ExplorerData(
         name=scenario.name,
-        models=tuple(map(_words, space.models)),
+        models=tuple(map(_model_summary, space.models)),
         formats=tuple(formats.values()),
-        machine=_machine(scenario, largest, offered[-1]),
-        choices=space.choices,
+        machine=_machine_summary(scenario, largest, gpu_counts[-1]),
+        choices=space.offered_values,
         start=space.start,
-        tables=_tables(space),
+        tables=_setting_tables(space),
         studies=(),
-        notes=(*_notes(scenario), *_uneven(scenario, offered)),
+        notes=(*_omission_notes(scenario), *_partial_domain_notes(scenario, gpu_counts)),
     )
 
 
-def _tables(space: Space) -> Tables:
-    played, refused = schedules(space)
-    return Tables(
-        derived=(*space.counts, *FEATURES),
-        chunks=space.table(lambda **each: chunks_of(space.schedule(each)), "schedule", "chunks"),
-        flags=space.flags(),
-        rules=rules(space, refused),
-        stages=stages(space),
-        columns=columns(space),
+def _setting_tables(space: ExplorerSpace) -> ExplorerTables:
+    schedule_table, rejection_table = build_schedule_tables(space)
+    return ExplorerTables(
+        derived=(*space.derived_counts, *FEATURES),
+        chunks=space.build_table(lambda **each: chunk_count(space.schedule_with(each)), "schedule", "chunks"),
+        flags=space.data_parallel_flags(),
+        rules=legality_tables(space, rejection_table),
+        stages=stage_table(space),
+        columns=column_names(space),
         features=tuple(name for name, *_ in FEATURES),
-        sizes=sizes(space),
-        rows=rows(space),
-        groups=groups(space),
-        experts=experts(space),
-        sharing=sharing(space),
-        sends=sends(space),
-        buffers=tuple(buffers(space)),
-        receives=receives(space),
+        sizes=column_sizes(space),
+        rows=stage_count_tables(space),
+        groups=group_columns(space),
+        experts=expert_group_index(space),
+        sharing=zero_table(space),
+        sends=dispatch_bytes_table(space),
+        buffers=tuple(communicator_tables(space)),
+        receives=pending_receives_table(space),
         context=space.scenario.cluster.accelerator.context_bytes,
-        workspace=workspaces(space),
-        fragmentation=fragmentation(space),
-        schedules=played,
-        orders=axes(space),
-        roles=roles(space),
-        partners=partners(space),
+        workspace=workspace_bytes(space),
+        fragmentation=fragmentation_factors(space),
+        schedules=schedule_table,
+        orders=mesh_axes(space),
+        roles=comm_group_axes(space),
+        partners=peer_table(space),
     )
 
 
-def _models(scenario: Scenario) -> Iterator[TransformerModel]:
-    own = _alike(scenario)
-    yield own
-    if own.distinct_moes:  # others would be cut in other ways, and not spread over ranks
+def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
+    model = _simplified_model(scenario)
+    yield model
+    if model.distinct_moes:  # others would be cut in other ways, and not spread over ranks
         return
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
 
 
-def _alike(scenario: Scenario) -> TransformerModel:
+def _simplified_model(scenario: Scenario) -> TransformerModel:
     """The model without what changes neither what layers hold nor what they send: windows and turned heads.
 
     Raise InputError where the page cannot tell what they do.
@@ -139,26 +147,26 @@ def _alike(scenario: Scenario) -> TransformerModel:
             f"model.mtp_layers: {model.mtp_layers}, and the explorer's page knows no layers that predict further "
             "tokens; run and check do, or set it to 0"
         )
-    runs = (LayerGroup(_plain(run.spec), run.count) for run in model.stack)
-    found = replace(model, stack=merge_groups(runs))
+    groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
+    simplified = replace(model, stack=merge_groups(groups))
     if any(distinct_moe.single_dense_mlp is None for distinct_moe in model.distinct_moes):
-        _check_mixture(scenario)
-    elif len(found.distinct_specs) > 1:
+        _check_moe_supported(scenario)
+    elif len(simplified.distinct_specs) > 1:
         raise InputError(
             f"model: the layers of {model.name} differ in what they hold, and the explorer's page knows one kind of "
             "layer; check, run and what-if know all, and layers that differ in window or positions can be explored"
         )
-    return found
+    return simplified
 
 
-def _plain(spec: LayerSpec) -> LayerSpec:
+def _without_window(spec: LayerSpec) -> LayerSpec:
     return change_layer(spec, window=None, rotary=1.0) if isinstance(spec.attention, FullAttention) else spec
 
 
-def _check_mixture(scenario: Scenario) -> None:
+def _check_moe_supported(scenario: Scenario) -> None:
     """Raise InputError for what the page does not know beside experts."""
     layout, model = scenario.layout, scenario.model
-    unknown = {
+    unsupported = {
         f"layout.data: cuts weights over {layout.data.shard_size} of the ranks that hold them": layout.data.shard_size,
         f"layout.order: {list(layout.order)} does not begin with tp and end with pp": (
             (layout.order[0], layout.order[-1]) != (TENSOR.name, PIPELINE.name)
@@ -168,53 +176,57 @@ def _check_mixture(scenario: Scenario) -> None:
         ),
         "model: has mixtures that differ": len(set(model.distinct_moes)) > 1,
     }
-    for words in (words for words, there in unknown.items() if there):
+    for description in (description for description, applies in unsupported.items() if applies):
         raise InputError(
-            f"{words}, which the explorer's page does not know beside the experts of {model.name}; run, check and "
+            f"{description}, which the explorer's page does not know beside the experts of {model.name}; run, check and "
             "what-if do"
         )
 
 
-def _words(model: TransformerModel) -> ModelWords:
-    return ModelWords(model.name, parameter_count(model), dict(_dimensions(model)))
+def _model_summary(model: TransformerModel) -> ModelDescription:
+    return ModelDescription(model.name, parameter_count(model), dict(_model_dimensions(model)))
 
 
-def _dimensions(model: TransformerModel) -> Iterator[tuple[str, int]]:
+def _model_dimensions(model: TransformerModel) -> Iterator[tuple[str, int]]:
     """What the page says of cuts: of the layers' attention, their dense MLP and their experts, as they have them."""
     yield from {"layers": model.layer_count, "hidden": model.hidden, "vocab": model.vocab}.items()
     for attention in model.distinct_attentions:
-        keys = attention.kv_heads
-        yield from {"heads": attention.heads, "kv_heads": keys, "head_dim": attention.head_dim}.items()
+        kv_heads = attention.kv_heads
+        yield from {"heads": attention.heads, "kv_heads": kv_heads, "head_dim": attention.head_dim}.items()
     for mlp in model.distinct_dense_mlps:
         yield "ffn", mlp.ffn
-    for routed in model.distinct_moes:
-        yield from {"experts": routed.experts, "top_k": routed.top_k, "expert_ffn": routed.ffn}.items()
-        yield "shared", routed.shared
+    for moe in model.distinct_moes:
+        yield from {"experts": moe.experts, "top_k": moe.top_k, "expert_ffn": moe.ffn}.items()
+        yield "shared", moe.shared
 
 
-def _formats(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
+def _offered_recipes(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
     """The scenario's number formats and the usual ones that its accelerators can compute in."""
-    own = _asked(scenario)
-    others = [(precision, name) for name, precision in _MIXED] + [*_narrow(scenario)]
-    yield own, dict(others).get(own, "as in the scenario")
-    for precision, name in others:
-        if precision != own and all(_computes(scenario, precision)):
+    configured = _configured_recipe(scenario)
+    alternatives = [(precision, name) for name, precision in _MIXED_RECIPES] + [*_low_precision_recipes(scenario)]
+    yield configured, dict(alternatives).get(configured, "as in the scenario")
+    for precision, name in alternatives:
+        if precision != configured and all(_peak_available(scenario, precision)):
             yield precision, name
 
 
-def _asked(scenario: Scenario) -> PrecisionRecipe:
-    """The recipe that the file asks for, without what the page does not know (`_notes`)."""
-    asked = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.recipe()
-    return replace(asked, stored=None, gathered=None, dispatch_format=None, first_layers=0, last_layers=0)
+def _configured_recipe(scenario: Scenario) -> PrecisionRecipe:
+    """The recipe that the file asks for, without what the page does not know (`_omission_notes`)."""
+    recipe = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.recipe()
+    return replace(recipe, stored=None, gathered=None, dispatch_format=None, first_layers=0, last_layers=0)
 
 
-def _narrow(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
+def _low_precision_recipes(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
     """The usual recipe of each format with scales; beside adapters there are none."""
-    names = () if scenario.training.lora is not None else (default_recipe_name(scenario, dtype) for dtype in _NARROW)
+    names = (
+        ()
+        if scenario.training.lora is not None
+        else (default_recipe_name(scenario, dtype) for dtype in _LOW_PRECISION_DTYPES)
+    )
     yield from ((load_recipe(name), f"recipe {name}") for name in names)
 
 
-def _computes(scenario: Scenario, precision: PrecisionRecipe) -> Iterator[bool]:
+def _peak_available(scenario: Scenario, precision: PrecisionRecipe) -> Iterator[bool]:
     for accelerator in scenario.cluster.accelerator_kinds()[0]:
         try:
             accelerator.peak_flops(precision.compute)
@@ -222,10 +234,10 @@ def _computes(scenario: Scenario, precision: PrecisionRecipe) -> Iterator[bool]:
             yield False
 
 
-def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
+def _machine_summary(scenario: Scenario, largest: Cluster, gpus: int) -> ExplorerCluster:
     cluster = scenario.cluster
-    levels, top = _levels(largest.machine, largest.machine_gpu_ids[:gpus])
-    return Machine(
+    levels, top = _tier_units(largest.machine, largest.machine_gpu_ids[:gpus])
+    return ExplorerCluster(
         cluster=cluster.name,
         accelerator=" and ".join(accelerator.name for accelerator in cluster.accelerator_kinds()[0]),
         capacity=min(accelerator.memory_bytes for accelerator in cluster.accelerator_kinds()[0]),
@@ -235,28 +247,32 @@ def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
     )
 
 
-def _largest(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
+def _largest_cluster(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
     """The largest healthy cluster of the scenario's kind that is offered, and the sizes up to it."""
     section = ScenarioConfig.model_validate(scenario.to_mapping()).cluster
     base = Path() if scenario.path is None else scenario.path.parent
     allocation = read_allocation(section.placement, base)
-    own, node = scenario.cluster.gpu_count, scenario.cluster.gpus_per_node
+    gpu_count, node = scenario.cluster.gpu_count, scenario.cluster.gpus_per_node
     if allocation is not None:
         node = allocation.job_size_multiple(scenario.cluster.unit_sizes)
-    most = max(own, min(MOST_GPUS, max(OFFERED_GPUS, 4 * own)))
-    doubled = {2**power for power in range(most.bit_length())} | {node * 2**power for power in range(most.bit_length())}
-    offered = sorted({own} | {gpus for gpus in doubled if gpus <= most and (gpus <= node or gpus % node == 0)})
-    grows = allocation is None or allocation.is_prefix_stable
-    for gpus in reversed([gpus for gpus in offered if gpus > own and grows]):
+    max_gpus = max(gpu_count, min(MAX_EXPLORED_GPUS, max(MIN_EXPLORED_GPUS, 4 * gpu_count)))
+    doubled = {2**power for power in range(max_gpus.bit_length())} | {
+        node * 2**power for power in range(max_gpus.bit_length())
+    }
+    gpu_counts = sorted(
+        {gpu_count} | {gpus for gpus in doubled if gpus <= max_gpus and (gpus <= node or gpus % node == 0)}
+    )
+    can_grow = allocation is None or allocation.is_prefix_stable
+    for gpus in reversed([gpus for gpus in gpu_counts if gpus > gpu_count and can_grow]):
         try:
             machine = read_cluster(section, base, gpus, allocation)
-            return job_view(machine, allocation, gpus), tuple(item for item in offered if item <= gpus)
+            return job_view(machine, allocation, gpus), tuple(item for item in gpu_counts if item <= gpus)
         except InputError:  # the fabric connects fewer
             continue
-    return scenario.cluster, tuple(element for element in offered if element <= own)
+    return scenario.cluster, tuple(element for element in gpu_counts if element <= gpu_count)
 
 
-def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray], ...], str]:
+def _tier_units(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray], ...], str]:
     """The unit of each GPU on every tier, from the narrowest, and the tier beyond (as `Fabric.highest_tier` names them).
 
     Of fabrics that are any graph only NVLink domains and nodes are known without asking for a route.
@@ -266,56 +282,56 @@ def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray],
         return (("nvlink", domain), ("node", node)), "network"
     leaves = fabric.leaf_ids(fabric.node.nic_ids(gpus)) if fabric.node.nics_per_node else node
     pods = fabric.pod_ids(leaves) if fabric.node.nics_per_node else node
-    narrow = [("nvlink", domain)] if fabric.node.nvlink else []
-    return (*narrow, ("host", gpus // fabric.node.scale_up_gpus), ("leaf", leaves), ("spine", pods)), "core"
+    nvlink_tier = [("nvlink", domain)] if fabric.node.nvlink else []
+    return (*nvlink_tier, ("host", gpus // fabric.node.scale_up_gpus), ("leaf", leaves), ("spine", pods)), "core"
 
 
-def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
+def _partial_domain_notes(scenario: Scenario, gpu_counts: Sequence[int]) -> Iterator[str]:
     """Where jobs of some sizes use other parts of each NVLink domain than the largest does, as which they are drawn."""
     fabric = scenario.cluster.fabric
     if not isinstance(fabric, ClosFabric) or fabric.node.nvlink is None:
         return
     node, domain = fabric.node.gpu_count, fabric.node.nvlink.full_domain_gpus or fabric.node.nvlink.gpu_count
-    drawn = even_domain_gpus(offered[-1], node, domain)
-    if any(even_domain_gpus(gpus, node, domain) != drawn for gpus in offered if gpus > drawn):
+    drawn_gpus = even_domain_gpus(gpu_counts[-1], node, domain)
+    if any(even_domain_gpus(gpus, node, domain) != drawn_gpus for gpus in gpu_counts if gpus > drawn_gpus):
         yield (
-            f"NVLink domains are drawn with the {drawn} GPUs of each that the largest size offered, {offered[-1]:,}, "
+            f"NVLink domains are drawn with the {drawn_gpus} GPUs of each that the largest size offered, {gpu_counts[-1]:,}, "
             "uses; other sizes may use more or fewer of each, as simulated steps do"
         )
 
 
-def of_record(scenario: Scenario) -> Iterator[str]:
+def record_notes(scenario: Scenario) -> Iterator[str]:
     """What real steps say of the record, if it is of the scenario's accelerator."""
     record = scenario.cost.record
-    found = holdout_result(record)
-    if record is not None and found is not None and found.accelerator == scenario.cluster.accelerator.name:
-        yield f"simulated steps rest on the record of {record.device.name}, which {found.description}"
+    holdout = holdout_result(record)
+    if record is not None and holdout is not None and holdout.accelerator == scenario.cluster.accelerator.name:
+        yield f"simulated steps rest on the record of {record.device.name}, which {holdout.description}"
 
 
-def _unknown_formats(recipe: PrecisionRecipe) -> Iterator[str]:
+def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
     """What of a recipe the page does not know."""
-    there = {
+    features = {
         f"layers at the ends in {recipe.activations.value}": recipe.first_layers or recipe.last_layers,
         "matrices that are kept or gathered in other formats": recipe.has_matrix_formats,
         "tokens that travel to experts in other formats": recipe.dispatch_format,
     }
-    left_out = [words for words, said in there.items() if said]
+    left_out = [description for description, is_used in features.items() if is_used]
     if left_out:
         yield f"of training.precision is not drawn: {', '.join(left_out)}; simulated steps are the scenario's"
 
 
-def _notes(scenario: Scenario) -> Iterator[str]:
+def _omission_notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
-    yield from of_record(scenario)
-    yield from _unknown_formats(scenario.training.recipe)
+    yield from record_notes(scenario)
+    yield from _unsupported_format_notes(scenario.training.recipe)
     if scenario.training.offload != NO_OFFLOAD:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if scenario.training.expert_load is not None:
         yield "tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads"
-    if not isinstance(scenario.schedule, PLAYED):
+    if not isinstance(scenario.schedule, EXPLORED_SCHEDULE_TYPES):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
-            f"drawn for {SCHEDULES[0]} instead, simulated steps are the scenario's"
+            f"drawn for {EXPLORED_SCHEDULES[0]} instead, simulated steps are the scenario's"
         )
     if isinstance(scenario.layout.data, NaiveDataParallel):
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"

@@ -15,128 +15,147 @@ from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.planning.explorer.settings import Space, chunks_of
+from clustersim.planning.explorer.settings import ExplorerSpace, chunk_count
 from clustersim.program.action import Action, ActionKind, flatten_entries
-from clustersim.results.explorer_tables import Table
+from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario.validation_rules.consistency import MAX_PASSES, check_batch
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.validation import dry_run
 
-_DRAWN: Final = tuple(2**power for power in range(11))
+_BUBBLE_MICROBATCHES: Final = tuple(2**power for power in range(11))
 """Microbatches at which the page draws the bubble."""
-_STEADY: Final = 2  # times as many microbatches as pipeline ranks
+_STEADY_PER_RANK: Final = 2  # times as many microbatches as pipeline ranks
 _FORWARD, _BACKWARD = 1.0, 2.0  # as long as these take in a bubble of equal stages
-Moment = list[int]
+PeakCandidate = list[int]
 """Which of a rank's stages runs backward, then the microbatches that each of them holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ScheduleRun:
     """finish: of the step, in forwards; held: for each pipeline rank its moments."""
 
-    finish: float
-    held: list[list[Moment]]
+    makespan: float
+    held: list[list[PeakCandidate]]
 
     def bubble(self, passes: int) -> float:
         """The share of the step in which a rank waits for others, which runs so many forwards and backwards."""
-        return 1 - passes * (_FORWARD + _BACKWARD) / self.finish
+        return 1 - passes * (_FORWARD + _BACKWARD) / self.makespan
 
-    def further(self, before: "Played", times: int) -> "Played":
+    def extrapolate(self, previous: "ScheduleRun", times: int) -> "ScheduleRun":
         """As much further, `times` over, as this is from `before`."""
         held = [
-            [[now + times * (now - then) for now, then in zip(*pair, strict=True)] for pair in zip(*ranks, strict=True)]
-            for ranks in zip(self.held, before.held, strict=True)
+            [
+                [count + times * (count - previous_count) for count, previous_count in zip(*pair, strict=True)]
+                for pair in zip(*ranks, strict=True)
+            ]
+            for ranks in zip(self.held, previous.held, strict=True)
         ]
-        return Played(self.finish + times * (self.finish - before.finish), held)
+        return ScheduleRun(self.makespan + times * (self.makespan - previous.makespan), held)
 
 
-Play = Callable[[Schedule, int, int], Played]
+ScheduleRunner = Callable[[Schedule, int, int], ScheduleRun]
 
 
-def schedules(space: Space) -> tuple[Table, Table]:
+def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTable]:
     """What schedules do with microbatches, and the sentences of those that cannot run so many."""
-    axes = {key: space.values[key] for key in ("schedule", "chunks", "pp")}
-    axes["microbatches"] = tuple(sorted({*space.values["microbatches"], *_DRAWN}))
-    most = max(model.layer_count for model in space.models) + 2  # stages: the first and the last can do without layers
-    known: dict[tuple[Schedule, int, int], Played] = {}
+    axes = {key: space.setting_values[key] for key in ("schedule", "chunks", "pp")}
+    axes["microbatches"] = tuple(sorted({*space.setting_values["microbatches"], *_BUBBLE_MICROBATCHES}))
+    max_stages = (
+        max(model.layer_count for model in space.models) + 2
+    )  # stages: the first and the last can do without layers
+    run_cache: dict[tuple[Schedule, int, int], ScheduleRun] = {}
 
-    def order_of(schedule: str, chunks: int, pp: int, microbatches: int) -> Schedule | None:
+    def runnable_schedule(schedule: str, chunks: int, pp: int, microbatches: int) -> Schedule | None:
         """The schedule, where it is one with so many chunks and there are not too many stages and passes."""
-        found = space.schedule({"schedule": schedule, "chunks": chunks})
-        fits = pp in space.pipelines and pp * chunks <= most
-        return found if fits and chunks_of(found) == chunks and pp * chunks * microbatches <= MAX_PASSES else None
+        candidate = space.schedule_with({"schedule": schedule, "chunks": chunks})
+        is_in_range = pp in space.feasible_pp_degrees and pp * chunks <= max_stages
+        return (
+            candidate
+            if is_in_range and chunk_count(candidate) == chunks and pp * chunks * microbatches <= MAX_PASSES
+            else None
+        )
 
-    def played(*asked: Any) -> Played:
-        if asked not in known:
-            known[asked] = play(*asked)
-        return known[asked]
+    def cached_run(*run_key: Any) -> ScheduleRun:
+        if run_key not in run_cache:
+            run_cache[run_key] = dry_run_schedule(*run_key)
+        return run_cache[run_key]
 
-    def ask(**settings: Any) -> dict[str, Any] | None:
-        order, pp, microbatches = order_of(**settings), settings["pp"], settings["microbatches"]
-        if order is None or (chunks_of(order) > 1 and pp == 1):
+    def schedule_entry(**settings: Any) -> dict[str, Any] | None:
+        schedule, pp, microbatches = runnable_schedule(**settings), settings["pp"], settings["microbatches"]
+        if schedule is None or (chunk_count(schedule) > 1 and pp == 1):
             return None
         try:
-            found = answer(order, pp, microbatches, played)
+            run = run_or_extrapolate(schedule, pp, microbatches, cached_run)
         except InputError:
             return None
-        return {"bubble": found.bubble(microbatches * chunks_of(order)), "held": found.held}
+        return {"bubble": run.bubble(microbatches * chunk_count(schedule)), "held": run.held}
 
-    def refused(**settings: Any) -> list[str] | None:
-        order, pp, microbatches = order_of(**settings), settings["pp"], settings["microbatches"]
-        if order is None or (pp > 1 and steady(order, pp, microbatches)):
+    def rejection_messages(**settings: Any) -> list[str] | None:
+        schedule, pp, microbatches = runnable_schedule(**settings), settings["pp"], settings["microbatches"]
+        if schedule is None or (pp > 1 and extrapolation_base(schedule, pp, microbatches)):
             return None
-        return [*check_batch(space.at(**settings, batch=microbatches))] or None
+        return [*check_batch(space.scenario_with(**settings, batch=microbatches))] or None
 
-    return Table.of(ask, **axes), Table.of(refused, **axes)
+    return LookupTable.tabulate(schedule_entry, **axes), LookupTable.tabulate(rejection_messages, **axes)
 
 
-def answer(schedule: Schedule, pp: int, microbatches: int, played: Play) -> Played:
+def run_or_extrapolate(schedule: Schedule, pp: int, microbatches: int, runner: ScheduleRunner) -> ScheduleRun:
     """What a step does, played or as what follows from fewer microbatches."""
-    first = steady(schedule, pp, microbatches)
-    if not first:
-        return played(schedule, pp, microbatches)
-    return played(schedule, pp, first + pp).further(played(schedule, pp, first), (microbatches - first) // pp - 1)
+    base_count = extrapolation_base(schedule, pp, microbatches)
+    if not base_count:
+        return runner(schedule, pp, microbatches)
+    return runner(schedule, pp, base_count + pp).extrapolate(
+        runner(schedule, pp, base_count), (microbatches - base_count) // pp - 1
+    )
 
 
-def steady(schedule: Schedule, pp: int, microbatches: int) -> int:
+def extrapolation_base(schedule: Schedule, pp: int, microbatches: int) -> int:
     """The fewest microbatches from which, and from as many and one for each pipeline rank, these follow; or 0."""
-    first = _STEADY * pp + microbatches % pp
-    return first if first + pp < microbatches and (chunks_of(schedule) == 1 or microbatches % pp == 0) else 0
+    base_count = _STEADY_PER_RANK * pp + microbatches % pp
+    return (
+        base_count if base_count + pp < microbatches and (chunk_count(schedule) == 1 or microbatches % pp == 0) else 0
+    )
 
 
-def play(schedule: Schedule, pp: int, microbatches: int) -> Played:
+def dry_run_schedule(schedule: Schedule, pp: int, microbatches: int) -> ScheduleRun:
     """Play a step in full."""
     order = schedule.order(pp, microbatches)
     plan = Plan(load_preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
-    places = [{stage.index: place for place, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]
-    held = [_moments(flatten_entries(steps), place) for steps, place in zip(order, places, strict=True)]
-    return Played(dry_run(order, forward=_FORWARD, backward=_BACKWARD).makespan, held)
+    slots = [{stage.index: slot for slot, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]
+    held = [_peak_candidates(flatten_entries(entries), slot) for entries, slot in zip(order, slots, strict=True)]
+    return ScheduleRun(dry_run(order, forward=_FORWARD, backward=_BACKWARD).makespan, held)
 
 
-def _moments(actions: Sequence[Action], places: Mapping[int, int]) -> list[Moment]:
+def _peak_candidates(actions: Sequence[Action], slots: Mapping[int, int]) -> list[PeakCandidate]:
     """When a rank's backwards begin, but for moments at which another backward of the stage meets as much or more."""
-    held = [0] * len(places)
-    found: set[tuple[int, ...]] = set()
+    held = [0] * len(slots)
+    states: set[tuple[int, ...]] = set()
     for action in actions:
-        place = places[action.stage]
+        slot = slots[action.stage]
         if action.kind is ActionKind.FORWARD:
-            held[place] += 1
+            held[slot] += 1
         else:
-            found.add((place, *held))
-            held[place] -= 1
-    return [[*moment] for place in sorted(places.values()) for moment in _fullest({m for m in found if m[0] == place})]
+            states.add((slot, *held))
+            held[slot] -= 1
+    return [
+        [*state] for slot in sorted(slots.values()) for state in _pareto_states({m for m in states if m[0] == slot})
+    ]
 
 
-def _fullest(moments: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _pareto_states(states: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Those of which one is the fullest, however large stages are: none holds as much or more, nor do two around it."""
-    kept: list[tuple[int, ...]] = []
-    for moment in sorted(moments, key=sum, reverse=True):
-        if not any(all(map(le, moment, other)) for other in kept):
-            kept.append(moment)
-    kept.sort()
-    ends = {0, len(kept) - 1}
-    return [now for place, now in enumerate(kept) if place in ends or not _between(*kept[place - 1 : place + 2])]
+    maximal: list[tuple[int, ...]] = []
+    for state in sorted(states, key=sum, reverse=True):
+        if not any(all(map(le, state, other)) for other in maximal):
+            maximal.append(state)
+    maximal.sort()
+    ends = {0, len(maximal) - 1}
+    return [
+        candidate
+        for index, candidate in enumerate(maximal)
+        if index in ends or not _is_midpoint(*maximal[index - 1 : index + 2])
+    ]
 
 
-def _between(before: tuple[int, ...], now: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    return all(2 * b == a + c for a, b, c in zip(before, now, after, strict=True))
+def _is_midpoint(previous: tuple[int, ...], state: tuple[int, ...], following: tuple[int, ...]) -> bool:
+    return all(2 * b == a + c for a, b, c in zip(previous, state, following, strict=True))

@@ -28,7 +28,7 @@ from clustersim.parallel.layer_partition import LayerPartition, PipelineLayoutSt
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import TokenDispatcher
-from clustersim.results.explorer_tables import Setting, Table
+from clustersim.results.explorer_tables import LookupTable, Setting
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.scenario import ScenarioConfig
@@ -43,16 +43,16 @@ from clustersim.scenario.validation_rules.precision import effective_recipe
 from clustersim.schedules.registry import CHUNKED_SCHEDULES, build_schedule
 from clustersim.schedules.schedule import Schedule
 
-RECOMPUTES: Final[Mapping[str, Recompute]] = {
+RECOMPUTE_POLICIES: Final[Mapping[str, Recompute]] = {
     "none": NoRecompute(),
     "selective": SelectiveRecompute(),
     "selective_op": SelectiveOpRecompute(),
     "full": FullRecompute(),
 }
-SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")
+EXPLORED_SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")
 """Those of the shelf whose order does not depend on durations, and whose backwards are whole."""
-PLAYED: Final = tuple(type(build_schedule(name)) for name in SCHEDULES)
-OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
+EXPLORED_SCHEDULE_TYPES: Final = tuple(type(build_schedule(name)) for name in EXPLORED_SCHEDULES)
+OFFERED_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8, 16, 32, 64),
     "cp": (1, 2, 4, 8, 16),
     "pp": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64),
@@ -62,12 +62,12 @@ OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
     "batch": tuple(2**power for power in range(15)),
 }
 """Values that the page offers beside the scenario's."""
-OF_EXPERTS: Final[Mapping[str, tuple[int, ...]]] = {
+MOE_OFFERED_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8), "ep": (1, 2, 4, 8, 16, 32, 64), "etp": (1, 2, 4, 8),
 }  # fmt: skip
 """Those of mixtures of experts, whose layers are cut less, so that there are not too many ways."""
-_MODULES: Final = "modules:"
-COUNTS: Final = (
+_MODULES_PREFIX: Final = "modules:"
+DERIVED_COUNTS: Final = (
     ("dp", ("gpus",), ("tp", "cp", "pp")),
     ("replicas", ("dp", "cp"), ()),
     ("room", ("gpus",), ("tp", "cp")),
@@ -78,7 +78,7 @@ COUNTS: Final = (
 
 replicas: ranks with the same weights; room: ranks for each slice of a layer.
 """
-COUNTS_OF_EXPERTS: Final = (
+MOE_DERIVED_COUNTS: Final = (
     ("folded", ("gpus",), ("pp",)),
     ("parts", ("ep", "etp"), ()),
     ("edp", ("folded",), ("parts",)),
@@ -94,11 +94,13 @@ FEATURES: Final = (
     ("keys", ("microbatch", "sequence"), ()),
 )
 """To what parts are proportional: nothing, tokens of a microbatch on a rank, these by keys, all ranks' keys."""
-_PLAIN: Final = resize_model(load_preset("llama-tiny"), heads=1, kv_heads=1)  # which tensor parallelism cannot cut
+_UNSPLITTABLE_MODEL: Final = resize_model(
+    load_preset("llama-tiny"), heads=1, kv_heads=1
+)  # which tensor parallelism cannot cut
 
 
 @dataclass(frozen=True)
-class Space:
+class ExplorerSpace:
     """A scenario, and the models, number formats and numbers of GPUs that its page offers, the scenario's first.
 
     precisions: as files name them, whatever the job's accelerators and ZeRO's stage make of them (`recipe`).
@@ -116,245 +118,270 @@ class Space:
         experts = {"ep": layout.ep, "etp": layout.effective_etp, "dispatcher": layout.dispatcher.value}
         return {
             "model": 0, "gpus": self.scenario.cluster.gpu_count, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
-            **(experts if self.mixture else {}), "zero": layout.data.zero_stage, "recompute": self._recompute,
+            **(experts if self.is_moe else {}), "zero": layout.data.zero_stage, "recompute": self._start_recompute,
             "microbatch": training.microbatch,
-            "sequence": training.sequence, "batch": training.global_batch, "schedule": self._schedule.name,
-            "chunks": max(2, chunks_of(self._schedule)), "precision": 0, "split": layout.sequence_parallel,
+            "sequence": training.sequence, "batch": training.global_batch, "schedule": self._start_schedule.name,
+            "chunks": max(2, chunk_count(self._start_schedule)), "precision": 0, "split": layout.sequence_parallel,
         }  # fmt: skip
 
     @cached_property
-    def choices(self) -> dict[str, tuple[Setting, ...]]:
+    def offered_values(self) -> dict[str, tuple[Setting, ...]]:
         """Values of every setting."""
         batches = (self.scenario.training.global_batch * factor for factor in (2, 4))
-        of_experts = OF_EXPERTS if self.mixture else {}
-        offered: dict[str, Iterable[Setting]] = {
-            **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED, **of_experts}.items()},
+        moe_values = MOE_OFFERED_VALUES if self.is_moe else {}
+        values_by_key: dict[str, Iterable[Setting]] = {
+            **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED_VALUES, **moe_values}.items()},
             "dispatcher": (token_dispatcher.value for token_dispatcher in TokenDispatcher),
             "model": range(len(self.models)), "precision": range(len(self.precisions)), "gpus": self.gpus,
-            "zero": range(4), "split": (False, True), "schedule": SCHEDULES,
+            "zero": range(4), "split": (False, True), "schedule": EXPLORED_SCHEDULES,
             "recompute": dict.fromkeys(
-                (*RECOMPUTES, *self._modules, *(f"layers:{layers}" for layers in (1, 2, 4)), self._recompute)
+                (*RECOMPUTE_POLICIES, *self._recompute_modules, *(f"layers:{layers}" for layers in (1, 2, 4)), self._start_recompute)
             ),
-            "batch": sorted({*OFFERED["batch"], self.scenario.training.global_batch, *batches}),
+            "batch": sorted({*OFFERED_VALUES["batch"], self.scenario.training.global_batch, *batches}),
         }  # fmt: skip
-        return {key: tuple(offered[key]) for key in self.start}
+        return {key: tuple(values_by_key[key]) for key in self.start}
 
     @property
-    def _schedule(self) -> Schedule:
+    def _start_schedule(self) -> Schedule:
         """The scenario's schedule, or the plain one where it is not offered."""
-        own = self.scenario.schedule
-        return own if isinstance(own, PLAYED) else build_schedule(SCHEDULES[0])
+        configured = self.scenario.schedule
+        return configured if isinstance(configured, EXPLORED_SCHEDULE_TYPES) else build_schedule(EXPLORED_SCHEDULES[0])
 
     @property
-    def _recompute(self) -> str:
-        own = self.scenario.training.recompute
-        match own:
+    def _start_recompute(self) -> str:
+        configured = self.scenario.training.recompute
+        match configured:
             case FullRecompute(int() as layers):
                 return f"layers:{layers}"
-            case SelectiveRecompute(modules) if own != SelectiveRecompute():
-                return _named(modules)
-        return next(name for name, way in RECOMPUTES.items() if way == own)
+            case SelectiveRecompute(modules) if configured != SelectiveRecompute():
+                return _modules_name(modules)
+        return next(name for name, policy in RECOMPUTE_POLICIES.items() if policy == configured)
 
     @property
-    def _modules(self) -> Iterable[str]:
+    def _recompute_modules(self) -> Iterable[str]:
         """Recomputation by modules that mixtures are often trained with."""
-        if self.mixture:
-            latent = any(
+        if self.is_moe:
+            uses_mla = any(
                 isinstance(distinct_attention, LatentAttention)
                 for distinct_attention in self.models[0].distinct_attentions
             )
             cheap = {
                 RecomputeModule.LAYERNORM,
                 RecomputeModule.MOE_ACTIVATION,
-                *([RecomputeModule.MLA_UP_PROJECTION] if latent else []),
+                *([RecomputeModule.MLA_UP_PROJECTION] if uses_mla else []),
             }
-            yield from (_named({RecomputeModule.MOE_ACTIVATION}), _named(cheap), _named({RecomputeModule.MOE}))
+            yield from (
+                _modules_name({RecomputeModule.MOE_ACTIVATION}),
+                _modules_name(cheap),
+                _modules_name({RecomputeModule.MOE}),
+            )
 
     @cached_property
-    def selective(self) -> tuple[str, ...]:
+    def selective_policies(self) -> tuple[str, ...]:
         """Names of the ways to recompute parts of layers."""
-        ways = {str(name): recompute(str(name)) for name in self.choices["recompute"]}
-        return tuple(name for name, way in ways.items() if isinstance(way, SelectiveRecompute | SelectiveOpRecompute))
+        policies = {str(name): parse_recompute(str(name)) for name in self.offered_values["recompute"]}
+        return tuple(
+            name for name, policy in policies.items() if isinstance(policy, SelectiveRecompute | SelectiveOpRecompute)
+        )
 
     @property
-    def mixture(self) -> bool:
+    def is_moe(self) -> bool:
         """Whether the page is of a mixture of experts, which it offers alone."""
         return any(distinct_moe.single_dense_mlp is None for distinct_moe in self.models[0].distinct_moes)
 
     @property
-    def kinds(self) -> int:
+    def layer_kind_count(self) -> int:
         """Kinds of layers that models have at most."""
         return max(len(model.distinct_specs) for model in self.models)
 
-    def kind(self, model: int, place: int) -> LayerSpec:
+    def layer_kind(self, model: int, index: int) -> LayerSpec:
         """A model's kind of layer; its first where it has fewer."""
         specs = self.models[model].distinct_specs
-        return specs[place] if place < len(specs) else specs[0]
+        return specs[index] if index < len(specs) else specs[0]
 
     @cached_property
-    def contents(self) -> tuple[LayerStack, ...]:
+    def stage_contents(self) -> tuple[LayerStack, ...]:
         """Layers of all stages that can be, where they are of several kinds; else none: their number tells them."""
-        if self.kinds == 1:
+        if self.layer_kind_count == 1:
             return ()
-        every = product(self.pipelines, self.values["chunks"])
-        plans = [self.plan(model=0, pp=pp, chunks=chunks) for pp, chunks in every if self.lays(0, pp, chunks)]
+        combinations = product(self.feasible_pp_degrees, self.setting_values["chunks"])
+        plans = [
+            self.plan_with(model=0, pp=pp, chunks=chunks)
+            for pp, chunks in combinations
+            if self.has_legal_stages(0, pp, chunks)
+        ]
         return tuple(dict.fromkeys(stage.stack for plan in plans for stage in plan.stages))
 
-    def lays(self, model: int, pp: int, chunks: int) -> bool:
+    def has_legal_stages(self, model: int, pp: int, chunks: int) -> bool:
         """Whether a model's layers can lie on so many stages."""
-        return pp in self.pipelines and not [*check_layers(self.at(model=model, pp=pp, chunks=chunks))]
+        return pp in self.feasible_pp_degrees and not [
+            *check_layers(self.scenario_with(model=model, pp=pp, chunks=chunks))
+        ]
 
     @cached_property
-    def values(self) -> dict[str, tuple[Any, ...]]:
+    def setting_values(self) -> dict[str, tuple[Any, ...]]:
         """All values of settings, and of numbers that follow from them."""
-        found: dict[str, tuple[Any, ...]] = {**self.choices, "chunks": (1, *self.choices["chunks"])}
-        for name, *keys in self.counts:
-            over, under = ({prod(item) for item in product(*(found[key] for key in side))} for side in keys)
-            found[name] = tuple(sorted({one // other for one in over for other in under if one % other == 0}))
-        if self.mixture:
-            found["replicas"] = tuple(sorted({*found["replicas"], *found["edp"]}))
-        return {**found, "pipelined": (False, True), "several": (False, True), "experts_shared": (False, True)}
+        values: dict[str, tuple[Any, ...]] = {**self.offered_values, "chunks": (1, *self.offered_values["chunks"])}
+        for name, *keys in self.derived_counts:
+            numerators, denominators = (
+                {prod(item) for item in product(*(values[key] for key in names))} for names in keys
+            )
+            values[name] = tuple(
+                sorted(
+                    {
+                        numerator // denominator
+                        for numerator in numerators
+                        for denominator in denominators
+                        if numerator % denominator == 0
+                    }
+                )
+            )
+        if self.is_moe:
+            values["replicas"] = tuple(sorted({*values["replicas"], *values["edp"]}))
+        return {**values, "pipelined": (False, True), "several": (False, True), "experts_shared": (False, True)}
 
     @property
-    def counts(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    def derived_counts(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
         """Whole numbers that follow from settings."""
-        return (*COUNTS, *COUNTS_OF_EXPERTS) if self.mixture else COUNTS
+        return (*DERIVED_COUNTS, *MOE_DERIVED_COUNTS) if self.is_moe else DERIVED_COUNTS
 
-    def table(self, ask: Callable[..., Any], *keys: str) -> Table:
+    def build_table(self, compute: Callable[..., Any], *keys: str) -> LookupTable:
         """Ask for every combination of some settings."""
-        return Table.of(ask, **{key: self.values[key] for key in keys})
+        return LookupTable.tabulate(compute, **{key: self.setting_values[key] for key in keys})
 
-    def flags(self) -> dict[str, Table]:
+    def data_parallel_flags(self) -> dict[str, LookupTable]:
         """What data parallelism asks of the pipeline: whether there is one, and more than one microbatch."""
         return {
-            "pipelined": self.table(lambda pp: pp > 1, "pp"),
-            "several": self.table(lambda microbatches: microbatches > 1, "microbatches"),
-            **({"experts_shared": self.table(lambda edp: edp > 1, "edp")} if self.mixture else {}),
+            "pipelined": self.build_table(lambda pp: pp > 1, "pp"),
+            "several": self.build_table(lambda microbatches: microbatches > 1, "microbatches"),
+            **({"experts_shared": self.build_table(lambda edp: edp > 1, "edp")} if self.is_moe else {}),
         }
 
     @cached_property
-    def pipelines(self) -> set[int]:
+    def feasible_pp_degrees(self) -> set[int]:
         """Pipeline ranks that divide some number of GPUs."""
-        return {pp for pp in self.values["pp"] if any(gpus % pp == 0 for gpus in self.gpus)}
+        return {pp for pp in self.setting_values["pp"] if any(gpus % pp == 0 for gpus in self.gpus)}
 
     @cached_property
-    def cuts(self) -> set[tuple[int, int]]:
+    def legal_tp_degrees(self) -> set[tuple[int, int]]:
         """Models, and the tensor-parallel degrees that can cut them."""
-        every = product(self.values["model"], self.values["tp"])
-        there = {(model, tp): self.at(model=model, tp=tp) for model, tp in every}
-        return {key for key, scenario in there.items() if not [*check_heads(scenario), *check_widths(scenario)]}
+        combinations = product(self.setting_values["model"], self.setting_values["tp"])
+        scenarios = {(model, tp): self.scenario_with(model=model, tp=tp) for model, tp in combinations}
+        return {key for key, scenario in scenarios.items() if not [*check_heads(scenario), *check_widths(scenario)]}
 
-    def at(self, **settings: Any) -> Scenario:
+    def scenario_with(self, **settings: Any) -> Scenario:
         """The scenario with some settings, and the plainest of the others; it need not be legal."""
-        known = _followed(settings)
-        model, order = known["model"], self.schedule(settings)
+        completed = _complete_settings(settings)
+        model, schedule = completed["model"], self.schedule_with(settings)
         layout = replace(
             self.scenario.layout.as_configured,
-            **{axis: known[axis] for axis in DENSE_AXIS_NAMES},
-            ep=known["ep"],
-            etp=known["etp"],
-            dispatcher=TokenDispatcher(known.get("dispatcher", self.scenario.layout.dispatcher)),
-            sequence_parallel=known["split"],
-            data=self.strategy(known["zero"]),
-            layers_per_stage=self._layers_per_stage(model, known["pp"] * chunks_of(order)),
+            **{axis: completed[axis] for axis in DENSE_AXIS_NAMES},
+            ep=completed["ep"],
+            etp=completed["etp"],
+            dispatcher=TokenDispatcher(completed.get("dispatcher", self.scenario.layout.dispatcher)),
+            sequence_parallel=completed["split"],
+            data=self.data_parallel_strategy(completed["zero"]),
+            layers_per_stage=self._layer_partition(model, completed["pp"] * chunk_count(schedule)),
         )
-        kind = self.models[model or 0] if self.mixture or model is not None else _PLAIN
+        shown_model = self.models[model or 0] if self.is_moe or model is not None else _UNSPLITTABLE_MODEL
         training = replace(
             self.scenario.training,
-            lora=self._adapters(kind),
-            recipe=self.recipe(known["precision"], known["zero"]),
-            recompute=recompute(known["recompute"]),
-            microbatch=known["microbatch"],
-            sequence=known.get("sequence", self.scenario.training.sequence),
-            global_batch=known["batch"],
+            lora=self._adapters(shown_model),
+            recipe=self.effective_recipe(completed["precision"], completed["zero"]),
+            recompute=parse_recompute(completed["recompute"]),
+            microbatch=completed["microbatch"],
+            sequence=completed.get("sequence", self.scenario.training.sequence),
+            global_batch=completed["batch"],
         )
         return replace(
-            self.scenario, model=kind, layout=layout, training=training,
-            cluster=replace(self.scenario.cluster, gpu_count=known.get("gpus", layout.world_size)), schedule=order, steps=1,
+            self.scenario, model=shown_model, layout=layout, training=training,
+            cluster=replace(self.scenario.cluster, gpu_count=completed.get("gpus", layout.world_size)), schedule=schedule, steps=1,
         )  # fmt: skip
 
-    def plan(self, **settings: Any) -> Plan:
+    def plan_with(self, **settings: Any) -> Plan:
         """Who does which part in the scenario with some settings.
 
         Where its hybrid sharding does not fit the replicas, weights are cut over all of them.
         """
-        there = self.at(**settings)
-        layout = there.layout
-        if [*check_shard_size(there), *check_secondary_shards(there)]:
+        scenario = self.scenario_with(**settings)
+        layout = scenario.layout
+        if [*check_shard_size(scenario), *check_secondary_shards(scenario)]:
             layout = replace(layout, data=with_shard_size(layout.data, None))
-        return Plan(there.model, there.training, layout, there.schedule.placement)
+        return Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
 
-    def schedule(self, settings: Mapping[str, Any]) -> Schedule:
+    def schedule_with(self, settings: Mapping[str, Any]) -> Schedule:
         """The schedule of some settings; chunks count where it has any choice of them."""
         chunks = settings.get("chunks", 1)
         name = settings.get("schedule", "interleaved" if chunks > 1 else "1f1b")
         return build_schedule(name, max(2, chunks)) if name in CHUNKED_SCHEDULES else build_schedule(name)
 
-    def strategy(self, stage: int) -> DataParallelStrategy:
+    def data_parallel_strategy(self, zero_stage: int) -> DataParallelStrategy:
         """The scenario's strategy at its own ZeRO stage, the usual one at others (as `layout.data=zero2` means it)."""
-        own = self.scenario.layout.data
-        if own.zero_stage == stage and not isinstance(own, NaiveDataParallel):
-            return own
-        return STRATEGY_BY_ZERO_STAGE[stage]()
+        configured = self.scenario.layout.data
+        if configured.zero_stage == zero_stage and not isinstance(configured, NaiveDataParallel):
+            return configured
+        return STRATEGY_BY_ZERO_STAGE[zero_stage]()
 
-    def recipe(self, precision: int, zero: int) -> PrecisionRecipe:
+    def effective_recipe(self, precision: int, zero: int) -> PrecisionRecipe:
         """Number formats as they are run at a ZeRO stage."""
-        return effective_recipe(self.precisions[precision], self.scenario.cluster.accelerator, self.strategy(zero))
+        return effective_recipe(
+            self.precisions[precision], self.scenario.cluster.accelerator, self.data_parallel_strategy(zero)
+        )
 
-    def alike(self, of: Callable[[PrecisionRecipe], Hashable]) -> list[int]:
+    def first_equivalent_recipes(self, key_of: Callable[[PrecisionRecipe], Hashable]) -> list[int]:
         """For each recipe the first one of which the same holds."""
-        found = [of(recipe) for recipe in self.precisions]
-        return [found.index(item) for item in found]
+        keys = [key_of(recipe) for recipe in self.precisions]
+        return [keys.index(key) for key in keys]
 
     @cached_property
-    def _asked(self) -> LoraConfig | None:
+    def _lora_config(self) -> LoraConfig | None:
         return ScenarioConfig.model_validate(self.scenario.to_mapping()).training.lora
 
     def _adapters(self, model: TransformerModel) -> Lora | None:
         """The scenario's adapters, beside those matrices of a model that its file means."""
-        return None if self._asked is None else self._asked.lora_settings(all_projections(model))
+        return None if self._lora_config is None else self._lora_config.lora_settings(all_projections(model))
 
-    def _layers_per_stage(self, model: int | None, stages: int) -> LayerPartition:
+    def _layer_partition(self, model: int | None, stages: int) -> LayerPartition:
         """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""
-        own = self.scenario.layout.layers_per_stage
-        counts = own.layer_counts if isinstance(own, PipelineLayoutString) else own
+        configured = self.scenario.layout.layers_per_stage
+        counts = configured.layer_counts if isinstance(configured, PipelineLayoutString) else configured
         if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
             return None
-        return own
+        return configured
 
 
-def chunks_of(order: Schedule) -> int:
+def chunk_count(schedule: Schedule) -> int:
     """Model chunks per pipeline rank, of a schedule that has as many on any number of ranks."""
-    return order.placement(1).max_chunks
+    return schedule.placement(1).max_chunks
 
 
-def _followed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _complete_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings with some that are given, or that follow from numbers that are."""
-    plain = {"model": None, "tp": 1, "cp": 1, "precision": 0, "zero": 0, "split": False, "recompute": "none"}
-    plain |= {"ep": 1, "etp": None}
-    known = {**plain, "microbatch": 1, "pp": settings.get("stages", 1), **settings}
-    if "room" in known:
-        known["gpus"] = known["room"]
-    if "folded" in known:
-        known["dp"] = known["folded"]
-    known.setdefault("batch", known.get("microbatches", 1))
-    replica = known["tp"] * known["cp"] * known["pp"]
-    least = known["batch"] // known.get("microbatches", known["batch"])
-    known.setdefault("dp", max(1, known["gpus"] // replica) if "gpus" in known else least)
-    return known
+    defaults = {"model": None, "tp": 1, "cp": 1, "precision": 0, "zero": 0, "split": False, "recompute": "none"}
+    defaults |= {"ep": 1, "etp": None}
+    completed = {**defaults, "microbatch": 1, "pp": settings.get("stages", 1), **settings}
+    if "room" in completed:
+        completed["gpus"] = completed["room"]
+    if "folded" in completed:
+        completed["dp"] = completed["folded"]
+    completed.setdefault("batch", completed.get("microbatches", 1))
+    replica = completed["tp"] * completed["cp"] * completed["pp"]
+    implied_dp = completed["batch"] // completed.get("microbatches", completed["batch"])
+    completed.setdefault("dp", max(1, completed["gpus"] // replica) if "gpus" in completed else implied_dp)
+    return completed
 
 
-def recompute(name: str) -> Recompute:
+def parse_recompute(name: str) -> Recompute:
     """What is recomputed, by a name of the page's.
 
     >>> recompute("layers:2")
     FullRecompute(layers=2)
     """
-    if name.startswith(_MODULES):
-        return SelectiveRecompute(frozenset(map(RecomputeModule, name.removeprefix(_MODULES).split(","))))
-    return RECOMPUTES[name] if name in RECOMPUTES else FullRecompute(int(name.removeprefix("layers:")))
+    if name.startswith(_MODULES_PREFIX):
+        return SelectiveRecompute(frozenset(map(RecomputeModule, name.removeprefix(_MODULES_PREFIX).split(","))))
+    return RECOMPUTE_POLICIES[name] if name in RECOMPUTE_POLICIES else FullRecompute(int(name.removeprefix("layers:")))
 
 
-def _named(modules: Collection[RecomputeModule]) -> str:
+def _modules_name(modules: Collection[RecomputeModule]) -> str:
     """The page's name of some modules that are recomputed."""
-    return _MODULES + ",".join(module.value for module in RecomputeModule if module in modules)
+    return _MODULES_PREFIX + ",".join(module.value for module in RecomputeModule if module in modules)

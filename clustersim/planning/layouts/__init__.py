@@ -5,7 +5,7 @@
 Simulation ends where no bound is below the best times found. Whatever is set aside is counted, with its reason.
 """
 
-from clustersim.planning.layouts.branch_and_bound import Search, search
-from clustersim.planning.layouts.search_space import Space
+from clustersim.planning.layouts.branch_and_bound import LayoutSearch, search_layouts
+from clustersim.planning.layouts.search_space import SearchSpace
 
-__all__ = ["Search", "Space", "search"]
+__all__ = ["LayoutSearch", "SearchSpace", "search_layouts"]

@@ -19,50 +19,64 @@ import numpy as np
 from clustersim.build import build_plan
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.planning.layouts.pass_times import PRODUCTS_OF, STREAMING_OF, Passes, own
+from clustersim.planning.layouts.pass_times import MATMUL_INDEX, MEMORY_BOUND_INDEX, PassTimes, exclusive_seconds
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 
-_WHOLE: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not in halves
-_LESS: Final = 1.0 - 1e-9  # sums are not added up in the order of the simulation
+_UNSPLIT_BACKWARD_SCHEDULES: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not in halves
+_ROUNDING_MARGIN: Final = 1.0 - 1e-9  # sums are not added up in the order of the simulation
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class StepLowerBound:
     """Seconds of a step at least, and in which GPUs run products and other kernels at least, the mean over them."""
 
     seconds: Seconds
-    products: Seconds = 0.0
-    streaming: Seconds = 0.0
+    matmul_seconds: Seconds = 0.0
+    memory_bound_seconds: Seconds = 0.0
 
 
-def lower_bound(setup: ResolvedScenario) -> Least:
+def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
     """What no simulation of the setup's step undercuts."""
-    if setup.jitter is not None:
-        return Least(0.0)
-    plan = build_plan(setup)
-    passes, many = Passes(plan, setup), plan.microbatches
-    whole, alone = isinstance(setup.effective_schedule, _WHOLE), setup.steps == 1
-    forward, both = passes.forward, passes.forward + passes.backward  # [stages, uses] seconds of a microbatch
-    there, work = own(forward), own(both)  # [stages]
-    back = own(passes.backward) if whole else passes.going_back
-    before, behind = _before(there), _before(back)  # [stages] in all stages before each
-    found = []
+    if resolved.jitter is not None:
+        return StepLowerBound(0.0)
+    plan = build_plan(resolved)
+    pass_times, microbatches = PassTimes(plan, resolved), plan.microbatches
+    unsplit_backward, is_single_step = (
+        isinstance(resolved.effective_schedule, _UNSPLIT_BACKWARD_SCHEDULES),
+        resolved.steps == 1,
+    )
+    forward, both = (
+        pass_times.forward,
+        pass_times.forward + pass_times.backward,
+    )  # [stages, uses] seconds of a microbatch
+    forward_seconds, total_seconds = exclusive_seconds(forward), exclusive_seconds(both)  # [stages]
+    backward_seconds = exclusive_seconds(pass_times.backward) if unsplit_backward else pass_times.propagation_seconds
+    fill_seconds, drain_seconds = (
+        _exclusive_cumsum(forward_seconds),
+        _exclusive_cumsum(backward_seconds),
+    )  # [stages] in all stages before each
+    bounds = []
     for rank in range(plan.layout.pp):
-        held = list(plan.placement.stages_on_rank(rank))
-        around = before[min(held)] + (behind[min(held)] if whole else 0.0)
-        busy = work[held].sum() + passes.slowed(both[held].sum(axis=0))
-        found.append(many * busy + (around if alone else 0.0))
-    if alone:
-        found += (before + many * (there + back) + behind).tolist()
-    kernels = many * both.sum(axis=0) / plan.layout.pp
-    return Least(*(float(item) * _LESS for item in (max(found), kernels[PRODUCTS_OF], kernels[STREAMING_OF])))
+        stages = list(plan.placement.stages_on_rank(rank))
+        ramp_seconds = fill_seconds[min(stages)] + (drain_seconds[min(stages)] if unsplit_backward else 0.0)
+        busy_seconds = total_seconds[stages].sum() + pass_times.slowdown_seconds(both[stages].sum(axis=0))
+        bounds.append(microbatches * busy_seconds + (ramp_seconds if is_single_step else 0.0))
+    if is_single_step:
+        bounds += (fill_seconds + microbatches * (forward_seconds + backward_seconds) + drain_seconds).tolist()
+    kernel_seconds = microbatches * both.sum(axis=0) / plan.layout.pp
+    return StepLowerBound(
+        *(
+            float(item) * _ROUNDING_MARGIN
+            for item in (max(bounds), kernel_seconds[MATMUL_INDEX], kernel_seconds[MEMORY_BOUND_INDEX])
+        )
+    )
 
 
-def _before(times: FloatArray) -> FloatArray:
+def _exclusive_cumsum(times: FloatArray) -> FloatArray:
     """Sums of what stands before each."""
     sums: FloatArray = np.cumsum(times) - times
     return sums

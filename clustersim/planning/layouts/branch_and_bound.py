@@ -21,41 +21,46 @@ from typing import Any, Final, TypeVar
 from clustersim.common.errors import ClusterSimError, InputError
 from clustersim.common.processes import TASKS_PER_WORKER, iterate_completed, worker_pool
 from clustersim.common.units import Seconds
-from clustersim.planning.layouts.candidate_bounds import Weighed, families, ladders, weigh
-from clustersim.planning.layouts.derived_scenarios import drafts_of
-from clustersim.planning.layouts.executors import Shared
-from clustersim.planning.layouts.extrapolation import Extended, extended
-from clustersim.planning.layouts.objective import Objective, objective_named
-from clustersim.planning.layouts.search_space import Candidate, Space, add
-from clustersim.planning.layouts.search_store import Store
-from clustersim.planning.layouts.sensitivity import CHANGES, changed_score, changes_of
-from clustersim.reliability import estimate
+from clustersim.planning.layouts.candidate_bounds import (
+    CandidateBound,
+    bound_candidates,
+    recompute_chains,
+    state_groups,
+)
+from clustersim.planning.layouts.derived_scenarios import derived_scenarios
+from clustersim.planning.layouts.executors import PackedScenario
+from clustersim.planning.layouts.extrapolation import ExtrapolatedStep, extrapolate_step
+from clustersim.planning.layouts.objective import Objective, parse_objective
+from clustersim.planning.layouts.search_space import LayoutCandidate, SearchSpace, count_pruned
+from clustersim.planning.layouts.search_store import SearchStore
+from clustersim.planning.layouts.sensitivity import PERTURBATIONS, label_scores, perturbed_score
+from clustersim.reliability import estimate_run
 from clustersim.results.memory_check import fits_in_memory
-from clustersim.results.search_result import Bounded, Change, Found, Layout, Pruned
+from clustersim.results.search_result import BoundedLayout, LayoutResult, PrunedLayouts, SearchResult, SensitivityCase
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.uncertainty.model_file import load_uncertainty_model
 
-Progress = Callable[[str, int, int, Layout | None], None]
+Progress = Callable[[str, int, int, LayoutResult | None], None]
 """Told what is done, how much of it, of how much, and the best layout so far."""
 K = TypeVar("K")
 T = TypeVar("T")
-MEMORY: Final = "does not fit in memory"
-NEEDLESS: Final = "less recomputation fits"
-Queue = list[tuple[float, int, int]]
+DOES_NOT_FIT: Final = "does not fit in memory"
+NEEDLESS_RECOMPUTE: Final = "less recomputation fits"
+BoundQueue = list[tuple[float, int, int]]
 """Bounds of ladders' next layouts, with the numbers of both."""
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class LayoutSearch:
     """How a space is searched. top: how many of the best are wanted of each job; workers: processes.
 
     store: a folder in which is kept what is found out, to go on from there; executor: to run on in place of processes
     of this machine; it must have this package; sensitivity: whether the best are simulated again with things changed.
     """
 
-    space: Space
+    space: SearchSpace
     top: int = 10
     objective: Objective = Objective.STEP_TIME
     workers: int = 1
@@ -64,55 +69,55 @@ class Search:
     sensitivity: bool = True
 
     def __post_init__(self) -> None:
-        for name, number in (("top", self.top), ("workers", self.workers)):
-            if number < 1:
-                raise InputError(f"{name}: {number} is too few; 1 is the fewest")
+        for name, value in (("top", self.top), ("workers", self.workers)):
+            if value < 1:
+                raise InputError(f"{name}: {value} is too few; 1 is the fewest")
 
-    def run(self, progress: Progress | None = None) -> Found:
+    def run(self, progress: Progress | None = None) -> SearchResult:
         """Search; raise InputError where no layout is left, for a store of another search, and an unknown price.
 
         Ctrl-C ends it with what is known until then.
         """
         started = perf_counter()
         for job in self.space.jobs:
-            self.objective.require(job.setup)
-        aside: dict[str, Pruned] = {}
+            self.objective.require_data(job.resolved)
+        pruned: dict[str, PrunedLayouts] = {}
         with (
-            Store.opened(self.store, self._told, self._files) as store,
+            SearchStore.open_or_resume(self.store, self._identity, self._input_files) as store,
             worker_pool(self.workers, self.executor) as pool,
         ):
-            state = _State(self, store, aside, progress or _silent)
+            state = _SearchState(self, store, pruned, progress or _ignore_progress)
             try:
-                state.weigh(pool, [*self.space.candidates(aside)])
-                state.simulate(pool)
+                state.bound_all(pool, [*self.space.candidates(pruned)])
+                state.simulate_by_bound(pool)
                 if self.sensitivity:
-                    state.change(pool)
+                    state.test_sensitivity(pool)
             except KeyboardInterrupt:
                 state.complete = False
-            found = state.found(perf_counter() - started)
-            if found.complete:
-                store.write_table(found)
-        return found
+            result = state.build_result(perf_counter() - started)
+            if result.complete:
+                store.write_table(result)
+        return result
 
     @property
-    def _files(self) -> list[Path]:
+    def _input_files(self) -> list[Path]:
         """Those that the scenario and the clusters of jobs are read from."""
-        clusters = (path for job in self.space.jobs for path in job.setup.cluster.files)
+        clusters = (path for job in self.space.jobs for path in job.resolved.cluster.files)
         return [*dict.fromkeys((*self.space.scenario.files, *clusters))]
 
     @property
-    def _told(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """What tells the search from others."""
-        jobs = [(job.overrides, dict(job.values), sorted(job.replicas or ())) for job in self.space.jobs]
+        jobs = [(job.overrides, dict(job.values), sorted(job.allowed_dp or ())) for job in self.space.jobs]
         return {
             "scenario": self.space.scenario.to_mapping(),
             "objective": self.objective.value,
             "jobs": jobs,
-            "named": sorted(self.space.named),
+            "named": sorted(self.space.user_keys),
         }
 
 
-def search(
+def search_layouts(
     scenario: Scenario,
     *,
     fix: Mapping[str, object] | None = None,
@@ -120,230 +125,271 @@ def search(
     objective: Objective | str = Objective.STEP_TIME,
     top: int = 10,
     workers: int = 1,
-) -> Found:
-    """The best layouts of a scenario's job on its cluster; see `Space.of` and `Search`.
+) -> SearchResult:
+    """The best layouts of a scenario's job on its cluster; see `SearchSpace.from_scenario` and `LayoutSearch`.
 
     objective: as on the command line, such as "energy".
     """
-    least = objective if isinstance(objective, Objective) else objective_named(objective)
-    return Search(Space.of(scenario, fix, vary), top, least, workers).run()
+    selected_objective = objective if isinstance(objective, Objective) else parse_objective(objective)
+    return LayoutSearch(SearchSpace.from_scenario(scenario, fix, vary), top, selected_objective, workers).run()
 
 
 @dataclass
-class _State:
+class _SearchState:
     """A search under way. ladders: layouts that are legal, of each of which the first that fits is wanted."""
 
-    search: Search
-    store: Store
-    aside: dict[str, Pruned]
-    tell: Progress
+    search: LayoutSearch
+    store: SearchStore
+    pruned: dict[str, PrunedLayouts]
+    report_progress: Progress
     complete: bool = True
-    ladders: list[list[Weighed]] = field(default_factory=list)
-    changes: tuple[Change, ...] = ()
+    chains: list[list[CandidateBound]] = field(default_factory=list)
+    changes: tuple[SensitivityCase, ...] = ()
 
     @cached_property
-    def shared(self) -> Shared:
-        return Shared.of(self.search.space.scenario)
+    def packed_scenario(self) -> PackedScenario:
+        return PackedScenario.pack(self.search.space.scenario)
 
     @cached_property
-    def repeat(self) -> float:
+    def repeatability(self) -> float:
         """The part by which two runs of the same step differ."""
         return load_uncertainty_model().repeat_deviation
 
     @cached_property
-    def first(self) -> Layout | None:
+    def initial_layout(self) -> LayoutResult | None:
         """The scenario as its file has it; None where it cannot be simulated."""
         try:
-            return simulated(self.search.space.scenario, self.search.objective, Candidate(()))
+            return simulate_layout(self.search.space.scenario, self.search.objective, LayoutCandidate(()))
         except ClusterSimError:
             return None
 
-    def weigh(self, pool: Executor, candidates: Sequence[Candidate]) -> None:
+    def bound_all(self, pool: Executor, candidates: Sequence[LayoutCandidate]) -> None:
         """Weigh all that the store does not know yet; raise InputError where none is left."""
-        known, task = self.store.weighed, partial(weigh, self.shared, self.search.objective)
-        fresh = ((None, partial(task, family)) for family in families(candidates) if family[0] not in known)
-        for _, weighed in self._done(pool, lambda: next(fresh, None)):
-            self.store.add_weighed(weighed)
-            self.tell("weighing layouts", len(known), len(candidates), None)
-        found = [known[candidate] for candidate in candidates]
-        for item in (element for element in found if element.bound is None):
-            add(self.aside, item.said)
-        self.ladders = ladders(self.search.space, (entry for entry in found if entry.bound is not None))
-        if not self.ladders:
-            raise InputError(_none_left(self.search.space.size, self.aside))
+        bounds, task = self.store.bounds, partial(bound_candidates, self.packed_scenario, self.search.objective)
+        tasks = (
+            (None, partial(task, state_group))
+            for state_group in state_groups(candidates)
+            if state_group[0] not in bounds
+        )
+        for _, group_bounds in self._run_tasks(pool, lambda: next(tasks, None)):
+            self.store.add_bounds(group_bounds)
+            self.report_progress("weighing layouts", len(bounds), len(candidates), None)
+        candidate_bounds = [bounds[candidate] for candidate in candidates]
+        for candidate_bound in (item for item in candidate_bounds if item.bound is None):
+            count_pruned(self.pruned, candidate_bound.rejection)
+        self.chains = recompute_chains(
+            self.search.space, (element for element in candidate_bounds if element.bound is not None)
+        )
+        if not self.chains:
+            raise InputError(_empty_search_message(self.search.space.combination_count, self.pruned))
 
-    def simulate(self, pool: Executor) -> None:
+    def simulate_by_bound(self, pool: Executor) -> None:
         """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
-        queue = [(_bound(ladder[0]), number, 0) for number, ladder in enumerate(self.ladders)]
+        queue = [(_bound_of(chain[0]), chain_index, 0) for chain_index, chain in enumerate(self.chains)]
         heapify(queue)
-        for (number, place), layout in self._done(pool, lambda: self._next(queue)):
-            candidate = self.ladders[number][place].candidate
-            self.store.add(candidate, layout)
-            self._go_on(queue, number, place)
+        for (chain_index, position), layout in self._run_tasks(pool, lambda: self._next_task(queue)):
+            candidate = self.chains[chain_index][position].candidate
+            self.store.add_result(candidate, layout)
+            self._requeue(queue, chain_index, position)
             done = len(self.store.layouts.keys() | self.store.estimates.keys())
-            self.tell("simulating layouts", done, done + self._left(queue), self._best_so_far())
+            self.report_progress("simulating layouts", done, done + self._remaining_count(queue), self._best_so_far())
         if not self.store.layouts:
-            raise InputError(_none_left(self.search.space.size, {MEMORY: Pruned(len(self.store.full), MEMORY)}))
+            raise InputError(
+                _empty_search_message(
+                    self.search.space.combination_count,
+                    {DOES_NOT_FIT: PrunedLayouts(len(self.store.out_of_memory), DOES_NOT_FIT)},
+                )
+            )
 
-    def _next(self, queue: Queue) -> tuple[tuple[int, int], Callable[[], Layout | None]] | None:
+    def _next_task(self, queue: BoundQueue) -> tuple[tuple[int, int], Callable[[], LayoutResult | None]] | None:
         """The next layout to try, if one may be among the best; what is known already is not tried again."""
-        wanted = self._wanted()
+        thresholds = self._thresholds()
         while queue:
-            bound, number, place = heappop(queue)
-            candidate = self.ladders[number][place].candidate
+            bound, chain_index, position = heappop(queue)
+            candidate = self.chains[chain_index][position].candidate
             estimate = self.store.estimates.get(candidate)
-            if candidate in self.store.layouts or candidate in self.store.full:
-                self._go_on(queue, number, place)
-            elif estimate is not None and bound < self._least(estimate):
-                heappush(queue, (self._least(estimate), number, place))
-            elif bound <= wanted[candidate.job]:
-                task = partial(_tried, self.shared, self.search.objective, candidate, whole=estimate is not None)
-                return (number, place), task
+            if candidate in self.store.layouts or candidate in self.store.out_of_memory:
+                self._requeue(queue, chain_index, position)
+            elif estimate is not None and bound < self._min_score(estimate):
+                heappush(queue, (self._min_score(estimate), chain_index, position))
+            elif bound <= thresholds[candidate.job_index]:
+                task = partial(
+                    _evaluate, self.packed_scenario, self.search.objective, candidate, in_full=estimate is not None
+                )
+                return (chain_index, position), task
         return None
 
-    def _go_on(self, queue: Queue, number: int, place: int) -> None:
+    def _requeue(self, queue: BoundQueue, chain_index: int, position: int) -> None:
         """The same again where it was estimated; the next of a ladder, where this one does not fit."""
-        ladder = self.ladders[number]
-        candidate = ladder[place].candidate
-        if candidate in self.store.full and place + 1 < len(ladder):
-            heappush(queue, (_bound(ladder[place + 1]), number, place + 1))
+        chain = self.chains[chain_index]
+        candidate = chain[position].candidate
+        if candidate in self.store.out_of_memory and position + 1 < len(chain):
+            heappush(queue, (_bound_of(chain[position + 1]), chain_index, position + 1))
         elif candidate in self.store.estimates and candidate not in self.store.layouts:
-            heappush(queue, (self._least(self.store.estimates[candidate]), number, place))
+            heappush(queue, (self._min_score(self.store.estimates[candidate]), chain_index, position))
 
-    def change(self, pool: Executor) -> None:
+    def test_sensitivity(self, pool: Executor) -> None:
         """Simulate the best of all with things changed that are nobody's choice."""
-        task = partial(changed_score, self.shared, self.search.objective)
-        rivals = [Candidate(rival.overrides, rival.job) for rival in self.found(0.0).rivals]
-        scores: list[list[float | None]] = [[None] * len(rivals) for _ in CHANGES]
-        places = [*product(range(len(CHANGES)), range(len(rivals)))]
-        tasks = (((number, place), partial(task, rivals[place], number)) for number, place in places)
-        for done, ((number, place), score) in enumerate(self._done(pool, lambda: next(tasks, None)), 1):
-            scores[number][place] = score
-            self.tell("changing what may be other", done, len(places), self._best())
-        self.changes = changes_of(scores)
+        task = partial(perturbed_score, self.packed_scenario, self.search.objective)
+        rivals = [LayoutCandidate(rival.overrides, rival.job) for rival in self.build_result(0.0).rivals]
+        scores: list[list[float | None]] = [[None] * len(rivals) for _ in PERTURBATIONS]
+        pairs = [*product(range(len(PERTURBATIONS)), range(len(rivals)))]
+        tasks = (
+            ((change_index, rival_index), partial(task, rivals[rival_index], change_index))
+            for change_index, rival_index in pairs
+        )
+        for done, ((change_index, rival_index), score) in enumerate(
+            self._run_tasks(pool, lambda: next(tasks, None)), 1
+        ):
+            scores[change_index][rival_index] = score
+            self.report_progress("changing what may be other", done, len(pairs), self._best())
+        self.changes = label_scores(scores)
 
-    def _done(self, pool: Executor, take: Callable[[], tuple[K, Callable[[], T]] | None]) -> Iterator[tuple[K, T]]:
+    def _run_tasks(
+        self, pool: Executor, next_task: Callable[[], tuple[K, Callable[[], T]] | None]
+    ) -> Iterator[tuple[K, T]]:
         """What tasks make of it, with their keys, as they are done."""
-        alone = self.search.workers == 1 and self.search.executor is None
-        return iterate_completed(pool, 1 if alone else TASKS_PER_WORKER * self.search.workers, take)
+        is_serial = self.search.workers == 1 and self.search.executor is None
+        return iterate_completed(pool, 1 if is_serial else TASKS_PER_WORKER * self.search.workers, next_task)
 
-    def _least(self, estimate: Layout) -> float:
+    def _min_score(self, estimate: LayoutResult) -> float:
         """The least score that an estimate leaves possible."""
-        return estimate.score * (1.0 - self.search.objective.margin)
+        return estimate.score * (1.0 - self.search.objective.estimate_margin)
 
-    def _left(self, queue: Queue) -> int:
+    def _remaining_count(self, queue: BoundQueue) -> int:
         """How many may still be among the best."""
-        wanted = self._wanted()
-        return sum(bound <= wanted[self.ladders[number][place].candidate.job] for bound, number, place in queue)
+        thresholds = self._thresholds()
+        return sum(
+            bound <= thresholds[self.chains[chain_index][position].candidate.job_index]
+            for bound, chain_index, position in queue
+        )
 
-    def _wanted(self) -> list[float]:
+    def _thresholds(self) -> list[float]:
         """By job, the worst score of the best that are wanted, or that are as good as the best of all.
 
         Infinite while there are fewer than are wanted.
         """
         scores: list[list[float]] = [[] for _ in self.search.space.jobs]
         for candidate, layout in self.store.layouts.items():
-            scores[candidate.job].append(layout.score)
+            scores[candidate.job_index].append(layout.score)
         top, best = self.search.top, self._best()
-        alike = 0.0 if best is None else best.score * (1.0 + self.repeat)
-        return [max(alike, sorted(score)[top - 1]) if len(score) >= top else float("inf") for score in scores]
+        tie_score = 0.0 if best is None else best.score * (1.0 + self.repeatability)
+        return [max(tie_score, sorted(score)[top - 1]) if len(score) >= top else float("inf") for score in scores]
 
-    def _best_so_far(self) -> Layout | None:
+    def _best_so_far(self) -> LayoutResult | None:
         """The best that is known, whole or estimated."""
-        every = {**self.store.estimates, **self.store.layouts}
-        return min(every.values(), key=lambda each: each.score, default=None)
+        candidates = {**self.store.estimates, **self.store.layouts}
+        return min(candidates.values(), key=lambda each: each.score, default=None)
 
-    def _best(self) -> Layout | None:
+    def _best(self) -> LayoutResult | None:
         return min(self.store.layouts.values(), key=lambda each: each.score, default=None)
 
-    def found(self, wall: Seconds) -> Found:
+    def build_result(self, wall: Seconds) -> SearchResult:
         """What is known; of a complete search the same whoever was done first."""
-        aside, bounded, there, wanted = dict(self.aside), [], [], self._wanted()
-        for weighed, layout, said in (seen for ladder in self.ladders for seen in self._seen(ladder, wanted)):
-            if said:
-                add(aside, said)
+        pruned, bounded, evaluated, thresholds = dict(self.pruned), [], [], self._thresholds()
+        for candidate_bound, layout, pruning_reason in (
+            outcome for chain in self.chains for outcome in self._chain_outcomes(chain, thresholds)
+        ):
+            if pruning_reason:
+                count_pruned(pruned, pruning_reason)
             elif layout is None:
-                bounded.append(Bounded(weighed.candidate.overrides, weighed.candidate.job, _bound(weighed)))
+                bounded.append(
+                    BoundedLayout(
+                        candidate_bound.candidate.overrides,
+                        candidate_bound.candidate.job_index,
+                        _bound_of(candidate_bound),
+                    )
+                )
             else:
-                there.append((weighed.candidate, layout))
-        ranked = sorted(there, key=lambda each: (each[1].score, each[0].plainness))
-        alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + self.repeat)
-        marked = [(candidate, replace(layout, tied=layout.score <= alike)) for candidate, layout in ranked]
-        tied = [place for place, (_, layout) in enumerate(marked) if layout.tied]
-        return Found(
+                evaluated.append((candidate_bound.candidate, layout))
+        ranked = sorted(evaluated, key=lambda each: (each[1].score, each[0].complexity_key))
+        tie_score = (ranked[0][1].score if ranked else 0.0) * (1.0 + self.repeatability)
+        marked = [(candidate, replace(layout, tied=layout.score <= tie_score)) for candidate, layout in ranked]
+        tied_indices = [index for index, (_, layout) in enumerate(marked) if layout.tied]
+        return SearchResult(
             objective=self.search.objective.value,
-            candidates=self.search.space.size,
-            pruned=dict(sorted(aside.items(), key=lambda reason: (-reason[1].count, reason[0]))),
+            candidates=self.search.space.combination_count,
+            pruned=dict(sorted(pruned.items(), key=lambda reason: (-reason[1].count, reason[0]))),
             bounded=tuple(sorted(bounded, key=lambda each: (each.bound, each.overrides))),
             simulated=tuple(layout for _, layout in marked),
             top=self.search.top,
-            preferred=min(tied, key=lambda place: marked[place][0].plainness, default=0),
-            first=self.first,
-            wall=wall,
+            preferred=min(tied_indices, key=lambda index: marked[index][0].complexity_key, default=0),
+            first_guess=self.initial_layout,
+            wall_seconds=wall,
             complete=self.complete,
-            changes=self.changes,
-            repeat=self.repeat,
+            sensitivity=self.changes,
+            repeatability=self.repeatability,
         )
 
-    def _seen(self, ladder: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
+    def _chain_outcomes(
+        self, chain: Sequence[CandidateBound], thresholds: Sequence[float]
+    ) -> Iterator[tuple[CandidateBound, LayoutResult | None, str]]:
         """What became of the layouts of a ladder: simulated, or set aside for what is said, or neither: bounded."""
-        fits = False
-        for weighed in ladder:
-            layout = self._known(weighed.candidate, wanted)
-            if fits:
-                yield weighed, None, NEEDLESS
-            elif _bound(weighed) > wanted[weighed.candidate.job]:
-                yield weighed, None, ""
-            elif weighed.candidate in self.store.full:
-                yield weighed, None, MEMORY
+        has_fit = False
+        for candidate_bound in chain:
+            layout = self._evaluated_layout(candidate_bound.candidate, thresholds)
+            if has_fit:
+                yield candidate_bound, None, NEEDLESS_RECOMPUTE
+            elif _bound_of(candidate_bound) > thresholds[candidate_bound.candidate.job_index]:
+                yield candidate_bound, None, ""
+            elif candidate_bound.candidate in self.store.out_of_memory:
+                yield candidate_bound, None, DOES_NOT_FIT
             else:
-                yield weighed, layout, ""
-                fits = layout is not None
+                yield candidate_bound, layout, ""
+                has_fit = layout is not None
 
-    def _known(self, candidate: Candidate, wanted: Sequence[float]) -> Layout | None:
+    def _evaluated_layout(self, candidate: LayoutCandidate, thresholds: Sequence[float]) -> LayoutResult | None:
         """A layout as it was simulated; as it was estimated, where that does to tell that it is not wanted."""
         estimate = self.store.estimates.get(candidate)
-        if estimate is not None and self._least(estimate) > wanted[candidate.job]:
+        if estimate is not None and self._min_score(estimate) > thresholds[candidate.job_index]:
             return estimate
         return self.store.layouts.get(candidate, estimate)
 
 
-def _bound(each: Weighed) -> float:
+def _bound_of(each: CandidateBound) -> float:
     return 0.0 if each.bound is None else each.bound
 
 
-def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
-    if not aside:
+def _empty_search_message(candidates: int, pruned: Mapping[str, PrunedLayouts]) -> str:
+    if not pruned:
         return "no layout varies; name keys and values, as in --vary layout.tp=1,2,4"
-    most = max(aside.values(), key=lambda each: each.count)
-    return f"none of {candidates:,} layouts is left; most, {most.count:,}, are set aside for this: {most.example}"
+    main_reason = max(pruned.values(), key=lambda each: each.count)
+    return f"none of {candidates:,} layouts is left; most, {main_reason.count:,}, are set aside for this: {main_reason.example}"
 
 
-def _tried(shared: Shared, objective: Objective, candidate: Candidate, *, whole: bool) -> Layout | None:
+def _evaluate(
+    packed: PackedScenario, objective: Objective, candidate: LayoutCandidate, *, in_full: bool
+) -> LayoutResult | None:
     """A layout, simulated, whole or estimated from less; None where it does not fit."""
-    if not fits_in_memory(drafts_of(shared).setup(candidate.overrides)):
+    if not fits_in_memory(derived_scenarios(packed).resolve(candidate.overrides)):
         return None
-    scenario = shared().with_overrides(candidate.overrides)
-    estimate = extended(scenario) if not whole and objective.near(scenario) else None
-    return simulated(scenario, objective, candidate) if estimate is None else _layout(estimate, objective, candidate)
+    scenario = packed().with_overrides(candidate.overrides)
+    estimate = extrapolate_step(scenario) if not in_full and objective.allows_estimates(scenario) else None
+    return (
+        simulate_layout(scenario, objective, candidate)
+        if estimate is None
+        else _layout_record(estimate, objective, candidate)
+    )
 
 
-def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
+def simulate_layout(scenario: Scenario, objective: Objective, candidate: LayoutCandidate) -> LayoutResult:
     """A simulated layout."""
-    return _layout(simulate(scenario), objective, candidate)
+    return _layout_record(simulate(scenario), objective, candidate)
 
 
-def _layout(result: SimulationResult | Extended, objective: Objective, candidate: Candidate) -> Layout:
+def _layout_record(
+    result: SimulationResult | ExtrapolatedStep, objective: Objective, candidate: LayoutCandidate
+) -> LayoutResult:
     """What a search keeps of a step."""
-    run = estimate(result.scenario, result.step_time) if objective.of_run else None
+    run = estimate_run(result.scenario, result.step_time) if objective.is_run_objective else None
     economics = result.economics
     price = economics.price_per_gpu_hour
-    return Layout(
+    return LayoutResult(
         overrides=candidate.overrides,
-        job=candidate.job,
+        job=candidate.job_index,
         gpus=result.rank_count,
         cluster=result.scenario.cluster.name,
-        score=objective.score(result) if run is None else objective.score_of_run(result, run),
+        score=objective.score(result) if run is None else objective.run_score(result, run),
         step_time=result.step_time,
         band=result.step_time_interval,
         tokens_per_gpu=result.tokens_per_second / result.rank_count,
@@ -353,11 +399,11 @@ def _layout(result: SimulationResult | Extended, objective: Objective, candidate
         cost=economics.cost_per_trillion_tokens,
         currency="" if price is None else price.currency,
         energy=economics.energy_per_trillion_tokens,
-        breakdown={part: seconds for part, seconds in result.breakdown.mean().items() if seconds > 0.0},
+        breakdown={part: seconds for part, seconds in result.breakdown.mean_seconds().items() if seconds > 0.0},
         run=None if run is None else asdict(run),
-        extended=isinstance(result, Extended),
+        extended=isinstance(result, ExtrapolatedStep),
     )
 
 
-def _silent(_what: str, _done: int, _of: int, _best: Layout | None) -> None:
+def _ignore_progress(_what: str, _done: int, _of: int, _best: LayoutResult | None) -> None:
     """Nobody is told."""

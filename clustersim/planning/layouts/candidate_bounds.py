@@ -7,103 +7,111 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
-from clustersim.planning.layouts.bounds import lower_bound
-from clustersim.planning.layouts.config_keys import OFFLOAD, PASSING, RECOMPUTE
-from clustersim.planning.layouts.derived_scenarios import drafts_of
-from clustersim.planning.layouts.executors import Shared
+from clustersim.planning.layouts.bounds import step_lower_bound
+from clustersim.planning.layouts.config_keys import OFFLOAD, RECOMPUTE, STATE_NEUTRAL_KEYS
+from clustersim.planning.layouts.derived_scenarios import derived_scenarios
+from clustersim.planning.layouts.executors import PackedScenario
 from clustersim.planning.layouts.objective import Objective
-from clustersim.planning.layouts.search_jobs import Job
-from clustersim.planning.layouts.search_space import Candidate, Space
+from clustersim.planning.layouts.search_jobs import SearchJob
+from clustersim.planning.layouts.search_space import LayoutCandidate, SearchSpace
 from clustersim.results.memory_check import model_states_fit
 
-MEMORY_OF_STATES: Final = "weights and states do not fit in memory"
+STATES_DO_NOT_FIT: Final = "weights and states do not fit in memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class CandidateBound:
     """A candidate before it is simulated. bound: of its score, from below; None where it is set aside.
 
     said: why, a sentence `reason: what it is about`.
     """
 
-    candidate: Candidate
+    candidate: LayoutCandidate
     bound: float | None
-    said: str = ""
+    rejection: str = ""
 
 
-def families(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+def state_groups(candidates: Iterable[LayoutCandidate]) -> Iterator[list[LayoutCandidate]]:
     """Neighbours that differ in nothing on which depends what stays in memory for the whole step."""
-    for _, family in groupby(candidates, key=lambda each: _without(each, PASSING)):
-        yield [*family]
+    for _, group in groupby(candidates, key=lambda each: _key_without(each, STATE_NEUTRAL_KEYS)):
+        yield [*group]
 
 
-def ladders(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
+def recompute_chains(space: SearchSpace, bounds: Iterable[CandidateBound]) -> list[list[CandidateBound]]:
     """Layouts of which the first that fits is wanted: those that differ in how much they compute again.
 
     More of it is slower, and needed only where less does not fit. Where somebody chose what is computed again, or
     activations may go to the host (more of it is less to copy), each is by itself, and so is what computes other things
     again than the rest. Each ladder from least to most, and of all of them best bounds first.
     """
-    chosen = any(key == RECOMPUTE or key.startswith(OFFLOAD) for key in space.named)
-    rungs = [() if chosen or job.setup.training.offload.activations else _rungs(job) for job in space.jobs]
-    found: dict[object, dict[int, Weighed]] = {}
-    for item in weighed:
-        there = rungs[item.candidate.job]
-        again = _recompute(space, item.candidate) if there else None
-        alone = again not in there
-        key = item.candidate if alone else _without(item.candidate, (RECOMPUTE,))
-        found.setdefault(key, {})[0 if alone else there.index(again)] = item
-    climbed = ([ladder[rung] for rung in sorted(ladder)] for ladder in found.values())
-    return sorted(climbed, key=lambda ladder: (ladder[0].bound or 0.0, ladder[0].candidate.plainness))
+    is_user_chosen = any(key == RECOMPUTE or key.startswith(OFFLOAD) for key in space.user_keys)
+    policies_by_job = [
+        () if is_user_chosen or job.resolved.training.offload.activations else _chain_policies(job)
+        for job in space.jobs
+    ]
+    chains: dict[object, dict[int, CandidateBound]] = {}
+    for bound in bounds:
+        policies = policies_by_job[bound.candidate.job_index]
+        policy = _recompute_policy(space, bound.candidate) if policies else None
+        is_singleton = policy not in policies
+        key = bound.candidate if is_singleton else _key_without(bound.candidate, (RECOMPUTE,))
+        chains.setdefault(key, {})[0 if is_singleton else policies.index(policy)] = bound
+    ordered = ([chain[index] for index in sorted(chain)] for chain in chains.values())
+    return sorted(ordered, key=lambda chain: (chain[0].bound or 0.0, chain[0].candidate.complexity_key))
 
 
-def _rungs(job: Job) -> Sequence[Recompute]:
+def _chain_policies(job: SearchJob) -> Sequence[Recompute]:
     """What a job's layouts may compute again, each all that the one before it does: whole layers before modules."""
-    every = [job.objects[RECOMPUTE, value] for value in job.values.get(RECOMPUTE, ())]
-    found: list[Recompute] = []
-    for item in sorted(every, key=lambda each: not isinstance(each, NoRecompute | FullRecompute)):
-        if all(_has(item, other) or _has(other, item) for other in found):
-            found.append(item)
-    return sorted(found, key=lambda each: sum(_has(each, other) for other in found))
+    policies = [job.parsed_values[RECOMPUTE, value] for value in job.values.get(RECOMPUTE, ())]
+    chain: list[Recompute] = []
+    for policy in sorted(policies, key=lambda each: not isinstance(each, NoRecompute | FullRecompute)):
+        if all(_recomputes_all_of(policy, other) or _recomputes_all_of(other, policy) for other in chain):
+            chain.append(policy)
+    return sorted(chain, key=lambda each: sum(_recomputes_all_of(each, other) for other in chain))
 
 
-def _has(one: Recompute, other: Recompute) -> bool:
+def _recomputes_all_of(one: Recompute, other: Recompute) -> bool:
     """Whether one computes all again that the other does."""
     match one, other:
         case (_, NoRecompute()) | (FullRecompute(None), _):
             return True
-        case FullRecompute(int() as layers), FullRecompute(int() as fewer):
-            return layers >= fewer
-        case SelectiveRecompute(modules), SelectiveRecompute(fewer):
-            return modules >= fewer
+        case FullRecompute(int() as layers), FullRecompute(int() as other_amount):
+            return layers >= other_amount
+        case SelectiveRecompute(modules), SelectiveRecompute(other_amount):
+            return modules >= other_amount
     return False
 
 
-def _recompute(space: Space, candidate: Candidate) -> Recompute:
+def _recompute_policy(space: SearchSpace, candidate: LayoutCandidate) -> Recompute:
     """What it computes again."""
-    job = space.jobs[candidate.job]
+    job = space.jobs[candidate.job_index]
     values = (override.partition("=")[2] for override in candidate.overrides if override.startswith(f"{RECOMPUTE}="))
-    found: Recompute = next((job.objects[RECOMPUTE, value] for value in values), job.setup.training.recompute)
-    return found
+    policy: Recompute = next((job.parsed_values[RECOMPUTE, value] for value in values), job.resolved.training.recompute)
+    return policy
 
 
-def _without(candidate: Candidate, keys: Collection[str]) -> tuple[int, tuple[str, ...]]:
-    rest = (override for override in candidate.overrides if override.partition("=")[0] not in keys)
-    return candidate.job, tuple(rest)
+def _key_without(candidate: LayoutCandidate, keys: Collection[str]) -> tuple[int, tuple[str, ...]]:
+    other_overrides = (override for override in candidate.overrides if override.partition("=")[0] not in keys)
+    return candidate.job_index, tuple(other_overrides)
 
 
-def weigh(shared: Shared, objective: Objective, family: Sequence[Candidate]) -> list[Weighed]:
+def bound_candidates(
+    packed: PackedScenario, objective: Objective, group: Sequence[LayoutCandidate]
+) -> list[CandidateBound]:
     """What can be said of a family without simulating it, but for whether activations fit beside states."""
-    found: list[Weighed] = []
-    fresh, drafts = True, drafts_of(shared)
-    for place, candidate in enumerate(family):
+    bounds: list[CandidateBound] = []
+    is_first_legal, scenarios = True, derived_scenarios(packed)
+    for index, candidate in enumerate(group):
         try:
-            setup = drafts.setup(candidate.overrides)
+            resolved = scenarios.resolve(candidate.overrides)
         except InputError as error:
-            found.append(Weighed(candidate, None, str(error)))
+            bounds.append(CandidateBound(candidate, None, str(error)))
             continue
-        if fresh and not model_states_fit(setup):
-            return [*found, *(Weighed(item, None, MEMORY_OF_STATES) for item in family[place:])]
-        fresh = False
-        found.append(Weighed(candidate, objective.least(setup, lower_bound(setup))))
-    return found
+        if is_first_legal and not model_states_fit(resolved):
+            return [
+                *bounds,
+                *(CandidateBound(layout_candidate, None, STATES_DO_NOT_FIT) for layout_candidate in group[index:]),
+            ]
+        is_first_legal = False
+        bounds.append(CandidateBound(candidate, objective.lower_bound(resolved, step_lower_bound(resolved))))
+    return bounds

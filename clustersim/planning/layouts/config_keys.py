@@ -4,16 +4,16 @@ from typing import Final
 
 TP, CP, PP, EP, ETP, DP = (f"layout.{axis}" for axis in ("tp", "cp", "pp", "ep", "etp", "dp"))
 SCHEDULE: Final = "schedule"
-SPLIT: Final = "layout.layers_per_stage"
-DATA: Final = "layout.data"
+LAYERS_PER_STAGE: Final = "layout.layers_per_stage"
+DATA_PARALLEL: Final = "layout.data"
 MICROBATCH: Final = "training.microbatch"
 RECOMPUTE: Final = "training.recompute"
 OFFLOAD: Final = "training.offload"
-OVERLAP: Final = "layout.overlap_expert_communication"
+EP_OVERLAP: Final = "layout.overlap_expert_communication"
 SEQUENCE_PARALLEL: Final = "layout.sequence_parallel"
 DEGREES: Final = (TP, CP, PP)
-ORDER: Final = (*DEGREES, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA, OVERLAP, MICROBATCH, RECOMPUTE)
-PASSING: Final = (OVERLAP, MICROBATCH, RECOMPUTE)
+KEY_ORDER: Final = (*DEGREES, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA_PARALLEL, EP_OVERLAP, MICROBATCH, RECOMPUTE)
+STATE_NEUTRAL_KEYS: Final = (EP_OVERLAP, MICROBATCH, RECOMPUTE)
 """Those on which nothing depends that stays in memory for the whole step."""
-AS_TP: Final = "tp"
+SAME_AS_TP: Final = "tp"
 """A value of layout.etp: whatever layout.tp is."""

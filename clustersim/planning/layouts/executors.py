@@ -13,37 +13,37 @@ from typing import Final
 from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
-PATIENCE: Final = "10s"
+CONNECT_TIMEOUT: Final = "10s"
 """How long a scheduler may take to answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PackedScenario:
     """A scenario on its way to other processes, each of which reads it once: what it refers to is then shared, too."""
 
     packed: bytes
 
     @classmethod
-    def of(cls, scenario: Scenario) -> "Shared":
+    def pack(cls, scenario: Scenario) -> "PackedScenario":
         """Packed."""
         return cls(pickle.dumps(scenario))
 
     def __call__(self) -> Scenario:
         """Unpacked."""
-        return _unpacked(self.packed)
+        return _unpack(self.packed)
 
 
 @lru_cache(maxsize=4)
-def _unpacked(packed: bytes) -> Scenario:
-    found: Scenario = pickle.loads(packed)
-    return found
+def _unpack(packed: bytes) -> Scenario:
+    scenario: Scenario = pickle.loads(packed)
+    return scenario
 
 
 LOCAL, DASK = "local", "dask://"
 
 
 @contextmanager
-def executor_at(name: str, workers: int) -> Iterator[tuple[Executor | None, int]]:
+def open_executor(name: str, workers: int) -> Iterator[tuple[Executor | None, int]]:
     """The executor that an option names, and how many workers it has: this machine's processes are None and `workers`.
 
     Raises InputError for another name, where nobody answers, and where the cluster ends before the work.
@@ -60,7 +60,7 @@ def executor_at(name: str, workers: int) -> Iterator[tuple[Executor | None, int]
     for logger in ("distributed", "distributed.client"):  # which has a level of its own
         getLogger(logger).setLevel(CRITICAL)  # what goes wrong is said here
     try:
-        client = distributed.Client(f"tcp://{name.removeprefix(DASK)}", timeout=PATIENCE)
+        client = distributed.Client(f"tcp://{name.removeprefix(DASK)}", timeout=CONNECT_TIMEOUT)
     except (OSError, ValueError) as error:
         raise InputError(f"executor: nobody answers at {name} ({error or type(error).__name__})") from None
     with client:

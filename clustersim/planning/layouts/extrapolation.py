@@ -12,7 +12,7 @@ drains. Of 240 microbatches on 16 ranks 50 are simulated: a fifth of the work.
 
 Where communication beside computation slows it, what begins beside what drifts from microbatch to microbatch, and the
 shorter step is not quite as steady as the long one: 1e-3 of the step is the most among DeepSeek-V3's best layouts, and
-`NEAR` bounds by how much the estimate is too long (tests/planning/layouts/test_steady.py). It may be too short by a few
+`MAX_OVERESTIMATE` bounds by how much the estimate is too long (tests/planning/layouts/test_steady.py). It may be too short by a few
 percent where a rank that is hardly busier than others falls behind slowly. So it tells which layouts cannot be among
 the best, no more: those that may be are simulated whole.
 """
@@ -26,12 +26,12 @@ from typing import Final
 from clustersim.common.units import Bytes, Seconds
 from clustersim.program.action import FORWARD, Action
 from clustersim.program.task import ComputeTask
-from clustersim.results.economics import Economics, Gpus
+from clustersim.results.economics import Economics, GpuGroup
 from clustersim.results.memory_check import max_memory_utilization
-from clustersim.results.provenance import items
+from clustersim.results.provenance import busy_time_items
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_breakdown import Breakdown, breakdown
-from clustersim.results.trace_table import Span
+from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
+from clustersim.results.trace_table import TimeWindow
 from clustersim.results.utilization import tokens_per_second
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.training import with_microbatch_count
@@ -43,59 +43,62 @@ from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.simulation import simulate
 
-_STEADY: Final = (OneFOneB, Interleaved, Overlapped1F1B, ZeroBubbleV, DualPipeV, DualPipe)
+_PERIODIC_SCHEDULES: Final = (OneFOneB, Interleaved, Overlapped1F1B, ZeroBubbleV, DualPipeV, DualPipe)
 """Schedules in which forwards and backwards alternate, in a pattern that each microbatch repeats."""
-NEAR: Final = 5e-3
+MAX_OVERESTIMATE: Final = 5e-3
 """The part of a step by which it may be too long; 1.1e-3 was the most of 950 random layouts."""
-_ROUNDS: Final = 3
-_MORE: Final = 2
-_FEWEST: Final = 12
+_MICROBATCHES_PER_RANK: Final = 3
+_EXTRA_MICROBATCHES: Final = 2
+_MIN_MICROBATCHES: Final = 12
 """Microbatches that are simulated: for each pipeline rank, beside those, and in all at least."""
-_WORTH: Final = 3
+_MIN_REDUCTION: Final = 3
 """How many times as many it takes to be worth it: one that is simulated whole after all costs a third more."""
-LEAST_LAYERS: Final = 2000
+MIN_LAYER_PASSES: Final = 2000
 """How often a microbatch passes a layer in a step, from which on its events count more than what is done once."""
 
 
 @dataclass(frozen=True)
-class Extended:
+class ExtrapolatedStep:
     """A step of `scenario`, from a shorter one, which goes on in between as it would so many `times` more.
 
     seconds: that it takes for it each time; span: when it does so.
     """
 
     scenario: Scenario
-    short: SimulationResult
-    times: float
-    seconds: Seconds
-    span: Span
+    short_result: SimulationResult
+    repeat_count: float
+    period_seconds: Seconds
+    period_span: TimeWindow
 
     @property
     def rank_count(self) -> int:
         """World size."""
-        return self.short.rank_count
+        return self.short_result.rank_count
 
     @property
     def step_time(self) -> Seconds:
         """Seconds of the step."""
-        return self.short.step_time + self.times * self.seconds
+        return self.short_result.step_time + self.repeat_count * self.period_seconds
 
     @cached_property
-    def breakdown(self) -> Breakdown:
+    def breakdown(self) -> TimeBreakdown:
         """Where every second of each rank's step goes."""
-        own = self.short.breakdown
-        return replace(own, seconds=own.seconds + self.times * self._between.seconds)
+        base = self.short_result.breakdown
+        return replace(base, seconds=base.seconds + self.repeat_count * self._period_breakdown.seconds)
 
     @cached_property
-    def _between(self) -> Breakdown:
+    def _period_breakdown(self) -> TimeBreakdown:
         """Where what is repeated goes."""
-        found, (since, until) = breakdown(self.short.trace_table, self.short.cost.time_segment, self.span), self.span
-        return replace(found, seconds=found.seconds * (self.seconds / (until - since)))
+        period, (begin, end) = (
+            compute_breakdown(self.short_result.trace_table, self.short_result.cost.time_segment, self.period_span),
+            self.period_span,
+        )
+        return replace(period, seconds=period.seconds * (self.period_seconds / (end - begin)))
 
     @property
     def step_time_interval(self) -> tuple[Seconds, Seconds]:
         """Between what and what the step time is expected, as that of the shorter one is."""
-        expected = self.short.relative_interval
+        expected = self.short_result.relative_interval
         return self.step_time * expected.low, self.step_time * expected.high
 
     @property
@@ -106,96 +109,114 @@ class Extended:
 
     def mfu(self) -> float:
         """Model FLOP utilization: FLOP for a token are those of the shorter one."""
-        return self.short.mfu() * self.tokens_per_second / self.short.tokens_per_second
+        return self.short_result.mfu() * self.tokens_per_second / self.short_result.tokens_per_second
 
     @cached_property
     def economics(self) -> Economics:
         """What the step costs and what energy it takes."""
-        short, training = self.short, self.scenario.training
+        short_result, training = self.short_result, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
-        every = items(short.trace_table, short.cost.time_segment, short.cost.comm_timing_by_group, self.span)
-        gpus = map(self._gpus, short.economics.gpus, short.gpu_groups(self._between, every))
-        return replace(short.economics, gpus=tuple(gpus), step_time=self.step_time, tokens=tokens)
+        busy_items = busy_time_items(
+            short_result.trace_table,
+            short_result.cost.time_segment,
+            short_result.cost.comm_timing_by_group,
+            self.period_span,
+        )
+        gpus = map(
+            self._extrapolate_gpus,
+            short_result.economics.gpu_groups,
+            short_result.gpu_groups(self._period_breakdown, busy_items),
+        )
+        return replace(short_result.economics, gpu_groups=tuple(gpus), step_time=self.step_time, tokens=tokens)
 
-    def _gpus(self, own: Gpus, more: Gpus) -> Gpus:
+    def _extrapolate_gpus(self, base: GpuGroup, period: GpuGroup) -> GpuGroup:
         return replace(
-            own,
-            seconds={
-                gpu_activity: own.seconds[gpu_activity] + self.times * more.seconds[gpu_activity]
-                for gpu_activity in own.seconds
+            base,
+            activity_seconds={
+                gpu_activity: base.activity_seconds[gpu_activity]
+                + self.repeat_count * period.activity_seconds[gpu_activity]
+                for gpu_activity in base.activity_seconds
             },
         )
 
     @cached_property
-    def _memory(self) -> tuple[Bytes, Bytes]:
+    def _peak_and_capacity(self) -> tuple[Bytes, Bytes]:
         return max_memory_utilization(self.scenario)
 
     @property
     def peak_memory(self) -> Bytes:
         """Bytes that the fullest GPU needs."""
-        return self._memory[0]
+        return self._peak_and_capacity[0]
 
     @property
     def memory_capacity(self) -> Bytes:
         """Bytes that the fullest GPU has."""
-        return self._memory[1]
+        return self._peak_and_capacity[1]
 
 
-def extended(scenario: Scenario) -> Extended | None:
+def extrapolate_step(scenario: Scenario) -> ExtrapolatedStep | None:
     """A step from one of fewer microbatches; None where that is not known to be near, or hardly less work."""
-    many, ranks = scenario.microbatch_count, scenario.layout.pp
-    few = _fewer(scenario)
-    if many < _WORTH * few or many * scenario.model.layer_count < LEAST_LAYERS or not _is_steady(scenario):
+    microbatches, ranks = scenario.microbatch_count, scenario.layout.pp
+    short_count = _short_microbatch_count(scenario)
+    if (
+        microbatches < _MIN_REDUCTION * short_count
+        or microbatches * scenario.model.layer_count < MIN_LAYER_PASSES
+        or not _is_periodic(scenario)
+    ):
         return None
-    short = simulate(with_microbatch_count(scenario, few))
-    return Extended(scenario, short, (many - few) / ranks, *_round(short, ranks))
+    short_result = simulate(with_microbatch_count(scenario, short_count))
+    return ExtrapolatedStep(
+        scenario, short_result, (microbatches - short_count) / ranks, *_steady_period(short_result, ranks)
+    )
 
 
-def _fewer(scenario: Scenario) -> int:
+def _short_microbatch_count(scenario: Scenario) -> int:
     """How many microbatches to simulate, in whole rounds of all ranks where the schedule wants them so."""
     ranks = scenario.layout.pp
-    least = max(_ROUNDS * ranks + _MORE, _FEWEST)
-    return ceil(least / ranks) * ranks if _in_rounds(scenario) else least
+    minimum = max(_MICROBATCHES_PER_RANK * ranks + _EXTRA_MICROBATCHES, _MIN_MICROBATCHES)
+    return ceil(minimum / ranks) * ranks if _is_interleaved(scenario) else minimum
 
 
-def _round(short: SimulationResult, many: int) -> tuple[Seconds, Span]:
+def _steady_period(short_result: SimulationResult, microbatches: int) -> tuple[Seconds, TimeWindow]:
     """What so many microbatches take of a step that goes on steadily; and from when to when the first stage does so."""
-    trace, last = short.trace, short.scenario.microbatch_count - 1
-    found, spans = list[tuple[int, Seconds]](), dict[int, Span]()
+    trace, last = short_result.trace, short_result.scenario.microbatch_count - 1
+    periods, spans = list[tuple[int, Seconds]](), dict[int, TimeWindow]()
     for rank in trace.simulated_ranks.tolist():
-        first, own = _first_tasks(short, rank), trace.rank_events(rank)
-        start = dict(zip(trace.task[own].tolist(), trace.start[own].tolist(), strict=True))
-        ahead = sum(1 for _ in takewhile(lambda action: action.kind is FORWARD, first))
-        for action, task in first.items():
+        first_tasks, events = _first_tasks(short_result, rank), trace.rank_events(rank)
+        start = dict(zip(trace.task[events].tolist(), trace.start[events].tolist(), strict=True))
+        warmup_forwards = sum(1 for _ in takewhile(lambda action: action.kind is FORWARD, first_tasks))
+        for action, task in first_tasks.items():
             if action.kind is FORWARD and action.microbatch == last:
-                since, until = start[first[action._replace(microbatch=last - many)]], start[task]
-                found.append((-ahead, until - since))
-                spans.setdefault(action.stage, (since, until))
-    return max(found)[-1], spans[0]
+                begin, end = start[first_tasks[action._replace(microbatch=last - microbatches)]], start[task]
+                periods.append((-warmup_forwards, end - begin))
+                spans.setdefault(action.stage, (begin, end))
+    return max(periods)[-1], spans[0]
 
 
-def _first_tasks(short: SimulationResult, rank: int) -> dict[Action, int]:
+def _first_tasks(short_result: SimulationResult, rank: int) -> dict[Action, int]:
     """Passes of a rank, each with the first of its tasks."""
-    tasks = short.program.programs[int(short.program.program_index[rank])].tasks
+    tasks = short_result.program.programs[int(short_result.program.program_index[rank])].tasks
     first: dict[Action, int] = {}
-    for number, task in enumerate(tasks):
+    for task_id, task in enumerate(tasks):
         if isinstance(task, ComputeTask) and task.action is not None:
-            first.setdefault(task.action, number)
+            first.setdefault(task.action, task_id)
     return first
 
 
-def _is_steady(scenario: Scenario) -> bool:
+def _is_periodic(scenario: Scenario) -> bool:
     """Whether each microbatch does what the one before did."""
     varies = scenario.jitter is not None or scenario.training.expert_load is not None
-    passing = bool(
+    has_transients = bool(
         scenario.has_background_load or scenario.degradations.temporary_links
     )  # which are there for a part of the step
-    left = _in_rounds(scenario) and scenario.microbatch_count % scenario.layout.pp  # then rounds are longer
-    known = isinstance(scenario.effective_schedule, _STEADY) and not left
-    return known and not (varies or passing) and scenario.steps == 1
+    has_partial_round = (
+        _is_interleaved(scenario) and scenario.microbatch_count % scenario.layout.pp
+    )  # then rounds are longer
+    has_periodic_schedule = isinstance(scenario.effective_schedule, _PERIODIC_SCHEDULES) and not has_partial_round
+    return has_periodic_schedule and not (varies or has_transients) and scenario.steps == 1
 
 
-def _in_rounds(scenario: Scenario) -> bool:
+def _is_interleaved(scenario: Scenario) -> bool:
     """Whether microbatches go round all ranks, then through the next chunk of each."""
     schedule = scenario.effective_schedule
     return isinstance(schedule.base if isinstance(schedule, Overlapped1F1B) else schedule, Interleaved)

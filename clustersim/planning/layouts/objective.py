@@ -13,15 +13,15 @@ import numpy as np
 
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.hardware.power import GpuActivity
-from clustersim.planning.layouts.bounds import Least
-from clustersim.planning.layouts.extrapolation import NEAR, Extended
-from clustersim.reliability.checkpoint_cost import work_of
-from clustersim.reliability.run_estimate import Estimate, estimate, least_days
-from clustersim.results.economics import Economics, Gpus
+from clustersim.planning.layouts.bounds import StepLowerBound
+from clustersim.planning.layouts.extrapolation import MAX_OVERESTIMATE, ExtrapolatedStep
+from clustersim.reliability.checkpoint_cost import total_work
+from clustersim.reliability.run_estimate import RunEstimate, days_lower_bound, estimate_run
+from clustersim.results.economics import Economics, GpuGroup
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario.resolved import ResolvedScenario
 
-_DAY: Final = 86400.0
+_SECONDS_PER_DAY: Final = 86400.0
 
 
 class Objective(Enum):
@@ -34,108 +34,121 @@ class Objective(Enum):
     DAYS = "days"  # of the run, with what breaks
     RUN_COST = "run-cost"  # of the run, with what breaks and spares, in the currency of prices
 
-    def least(self, setup: ResolvedScenario, least: Least) -> float:
+    def lower_bound(self, resolved: ResolvedScenario, step_bound: StepLowerBound) -> float:
         """The least score of what takes so long at least."""
         if self is Objective.STEP_TIME:
-            return least.seconds
-        if self.of_run:
-            days = least_days(setup, least.seconds)
-            return days if self is Objective.DAYS or days == 0.0 else days * _a_day(economics_of(setup, least))
-        return self._of(economics_of(setup, least))
+            return step_bound.seconds
+        if self.is_run_objective:
+            days = days_lower_bound(resolved, step_bound.seconds)
+            return (
+                days
+                if self is Objective.DAYS or days == 0.0
+                else days * _cost_per_day(minimum_economics(resolved, step_bound))
+            )
+        return self._economic_score(minimum_economics(resolved, step_bound))
 
-    def score(self, result: SimulationResult | Extended) -> float:
+    def score(self, result: SimulationResult | ExtrapolatedStep) -> float:
         """What a simulated scenario is measured by."""
         if self is Objective.STEP_TIME:
             return result.step_time
-        if self.of_run:
-            return self.score_of_run(result, estimate(result.scenario, result.step_time))
-        return self._of(result.economics)
+        if self.is_run_objective:
+            return self.run_score(result, estimate_run(result.scenario, result.step_time))
+        return self._economic_score(result.economics)
 
-    def score_of_run(self, result: SimulationResult | Extended, run: Estimate) -> float:
+    def run_score(self, result: SimulationResult | ExtrapolatedStep, run: RunEstimate) -> float:
         """What a simulated scenario is measured by, whose run is known."""
         if self is Objective.DAYS:
             return run.days
-        return run.days * _a_day(result.economics) * (run.nodes + run.spare_nodes) / run.nodes
+        return run.days * _cost_per_day(result.economics) * (run.nodes + run.spare_nodes) / run.nodes
 
     @property
-    def of_run(self) -> bool:
+    def is_run_objective(self) -> bool:
         """Whether it is about the whole run, with what breaks."""
         return self in (Objective.DAYS, Objective.RUN_COST)
 
-    def near(self, setup: ResolvedScenario) -> bool:
-        """Whether estimates of a step (`steady`) tell it to `margin`.
+    def allows_estimates(self, resolved: ResolvedScenario) -> bool:
+        """Whether estimates of a step (`steady`) tell it to `estimate_margin`.
 
         A whole run is not known from them. Those who wait for a slow GPU settle later than the step does.
         """
-        unequal = bool(setup.degradations.slow_gpus) or len(setup.cluster.accelerator_kinds()[0]) > 1
-        return not (self.of_run or (self is Objective.ENERGY and unequal))
+        has_unequal_gpus = bool(resolved.degradations.slow_gpus) or len(resolved.cluster.accelerator_kinds()[0]) > 1
+        return not (self.is_run_objective or (self is Objective.ENERGY and has_unequal_gpus))
 
     @property
-    def margin(self) -> float:
+    def estimate_margin(self) -> float:
         """The part by which the score of an estimate may be too much.
 
         What GPUs do settles later than how long they take, where weight gradients are put off: of 950 random layouts
         energy was 2.0 % too much at most.
         """
-        return 0.03 if self is Objective.ENERGY else NEAR
+        return 0.03 if self is Objective.ENERGY else MAX_OVERESTIMATE
 
-    def require(self, setup: ResolvedScenario) -> None:
+    def require_data(self, resolved: ResolvedScenario) -> None:
         """Raise InputError where prices or powers are not known."""
-        found = economics_of(setup, Least(1.0))
+        economics = minimum_economics(resolved, StepLowerBound(1.0))
         prices = {Objective.COST, Objective.RUN_COST}
-        missing = found.without_price if self in prices else found.without_power if self is Objective.ENERGY else ()
+        missing = (
+            economics.missing_prices if self in prices else economics.missing_power if self is Objective.ENERGY else ()
+        )
         if missing:
             raise InputError(f"objective {self.value}: {missing[0]}")
-        if self.of_run:
-            work_of(setup, 1.0)
+        if self.is_run_objective:
+            total_work(resolved, 1.0)
 
-    def _of(self, found: Economics) -> float:
+    def _economic_score(self, economics: Economics) -> float:
         match self:
             case Objective.COST:
-                return found.cost_per_trillion_tokens or 0.0
+                return economics.cost_per_trillion_tokens or 0.0
             case Objective.ENERGY:
-                return found.energy_per_trillion_tokens or 0.0
-        return found.step_time * found.number / found.tokens
+                return economics.energy_per_trillion_tokens or 0.0
+        return economics.step_time * economics.gpu_count / economics.tokens
 
 
-def _a_day(found: Economics) -> float:
+def _cost_per_day(economics: Economics) -> float:
     """What a day of the job costs; nothing where no price is known."""
-    cost = found.cost_per_step
-    return 0.0 if cost is None else cost / found.step_time * _DAY
+    cost = economics.cost_per_step
+    return 0.0 if cost is None else cost / economics.step_time * _SECONDS_PER_DAY
 
 
-def economics_of(setup: ResolvedScenario, least: Least) -> Economics:
+def minimum_economics(resolved: ResolvedScenario, step_bound: StepLowerBound) -> Economics:
     """What a step costs and takes at least."""
-    said, training = setup.economics, setup.training
+    prices, training = resolved.economics, resolved.training
     tokens = float(training.global_batch * training.sequence)
     return Economics(
-        tuple(_gpus(setup, least)), least.seconds, tokens, said.pue, said.carbon_intensity, said.training_tokens
+        tuple(_gpus_by_accelerator(resolved, step_bound)),
+        step_bound.seconds,
+        tokens,
+        prices.pue,
+        prices.carbon_intensity,
+        prices.training_tokens,
     )
 
 
-def _gpus(setup: ResolvedScenario, least: Least) -> Iterator[Gpus]:
+def _gpus_by_accelerator(resolved: ResolvedScenario, step_bound: StepLowerBound) -> Iterator[GpuGroup]:
     """The job's GPUs by accelerator; of several kinds it is not known which compute how much of the mean."""
-    accelerators, kind = setup.cluster.accelerator_kinds()
-    products, streaming = (least.products, least.streaming) if len(accelerators) == 1 else (0.0, 0.0)
+    accelerators, accelerator_index = resolved.cluster.accelerator_kinds()
+    matmul_seconds, memory_bound_seconds = (
+        (step_bound.matmul_seconds, step_bound.memory_bound_seconds) if len(accelerators) == 1 else (0.0, 0.0)
+    )
     seconds = {
-        GpuActivity.MATMUL: products,
-        GpuActivity.MEMORY_BOUND: streaming,
+        GpuActivity.MATMUL: matmul_seconds,
+        GpuActivity.MEMORY_BOUND: memory_bound_seconds,
         GpuActivity.COMMUNICATING: 0.0,
-        GpuActivity.WAITING: least.seconds - products - streaming,
+        GpuActivity.WAITING: step_bound.seconds - matmul_seconds - memory_bound_seconds,
     }
-    for number, accelerator in enumerate(accelerators):
-        ranks = int(np.count_nonzero(kind[: setup.layout.world_size] == number))
+    for index, accelerator in enumerate(accelerators):
+        ranks = int(np.count_nonzero(accelerator_index[: resolved.layout.world_size] == index))
         if ranks:
             quote, draw = (
-                setup.economics.gpu_hour_quote(accelerator, setup.cluster.name),
-                setup.economics.power_draw(accelerator),
+                resolved.economics.gpu_hour_quote(accelerator, resolved.cluster.name),
+                resolved.economics.power_draw(accelerator),
             )
-            yield Gpus(accelerator.name, ranks, seconds, quote, draw)
+            yield GpuGroup(accelerator.name, ranks, seconds, quote, draw)
 
 
-def objective_named(name: str) -> Objective:
+def parse_objective(name: str) -> Objective:
     """The objective of that name; raise InputError that names the nearest."""
-    legal = [objective.value for objective in Objective]
-    if name not in legal:
-        raise InputError(f"objective: {name!r} is unknown; {suggest_nearest(name, legal)}")
+    names = [objective.value for objective in Objective]
+    if name not in names:
+        raise InputError(f"objective: {name!r} is unknown; {suggest_nearest(name, names)}")
     return Objective(name)

@@ -27,7 +27,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.device_models import DeviceModel
 from clustersim.cost.interference import KERNEL_CLASSES
 from clustersim.cost.timing import CommCost
-from clustersim.lowering.units import Unit, Units
+from clustersim.lowering.units import Unit, UnitBuilder
 from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.layer_partition import PipelineStage
@@ -37,185 +37,196 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import CollectiveType, CommOp
 from clustersim.scenario.resolved import ResolvedScenario
 
-_ROLES: Final = (TP_GROUP, EP_GROUP, ETP_GROUP, ETP_EP_GROUP)
-_NAMES: Final = tuple(role.name for role in _ROLES)
-_USES: Final = 4
-PRODUCTS_OF, STREAMING_OF, _BETWEEN, _BESIDE = range(_USES)
+_COMM_GROUPS: Final = (TP_GROUP, EP_GROUP, ETP_GROUP, ETP_EP_GROUP)
+_COMM_GROUP_NAMES: Final = tuple(role.name for role in _COMM_GROUPS)
+_USE_COUNT: Final = 4
+MATMUL_INDEX, MEMORY_BOUND_INDEX, _EXPOSED_INDEX, _OVERLAPPED_INDEX = range(_USE_COUNT)
 """What a pass takes: products, other kernels, collectives between them, and tokens' travel beside another pass."""
-_MOST_UNITS: Final = 512
-_MOST_MESHES: Final = 64
+_MAX_UNIT_CACHES: Final = 512
+_MAX_MESH_CACHES: Final = 64
 
 
-def own(times: FloatArray) -> FloatArray:
+def exclusive_seconds(times: FloatArray) -> FloatArray:
     """[stages] seconds in which a rank does nothing else."""
-    sums: FloatArray = times[:, :_BESIDE].sum(axis=1)
+    sums: FloatArray = times[:, :_OVERLAPPED_INDEX].sum(axis=1)
     return sums
 
 
-class _Taken(NamedTuple):
+class _UnitTimes(NamedTuple):
     """What a pass through a unit takes, whatever the mesh: seconds of kernels by use, and how often it does which."""
 
-    products: Seconds
-    streaming: Seconds
-    exchanges: Mapping[CommOp, int]
+    matmul_seconds: Seconds
+    memory_bound_seconds: Seconds
+    comm_ops: Mapping[CommOp, int]
 
 
-class _Pieces:
+class _UnitTimeCache:
     """What passes take through the units that plans of one kind have."""
 
-    def __init__(self, plan: Plan, machines: tuple[DeviceModel, ...]) -> None:
-        self._plan, self._machines = plan, machines
-        self._units = Units(plan)
-        self._built: dict[Hashable, Unit] = {}
-        self._taken: dict[tuple[Hashable, ActionKind], _Taken] = {}
+    def __init__(self, plan: Plan, devices: tuple[DeviceModel, ...]) -> None:
+        self._plan, self._devices = plan, devices
+        self._units = UnitBuilder(plan)
+        self._unit_by_key: dict[Hashable, Unit] = {}
+        self._times_by_key: dict[tuple[Hashable, ActionKind], _UnitTimes] = {}
 
-    def of(self, piece: "_Piece", kind: ActionKind) -> _Taken:
+    def unit_times(self, spec: "_UnitSpec", kind: ActionKind) -> _UnitTimes:
         """What a pass takes."""
-        key = piece.key, kind
-        if key not in self._taken:
-            self._taken[key] = self._work_out(self._unit(piece), kind)
-        return self._taken[key]
+        key = spec.key, kind
+        if key not in self._times_by_key:
+            self._times_by_key[key] = self._compute_times(self._build_unit(spec), kind)
+        return self._times_by_key[key]
 
-    def _unit(self, piece: "_Piece") -> Unit:
-        if piece.key not in self._built:
-            self._built[piece.key] = piece.build(self._units)
-        return self._built[piece.key]
+    def _build_unit(self, spec: "_UnitSpec") -> Unit:
+        if spec.key not in self._unit_by_key:
+            self._unit_by_key[spec.key] = spec.build(self._units)
+        return self._unit_by_key[spec.key]
 
-    def _work_out(self, unit: Unit, kind: ActionKind) -> _Taken:
-        seconds, exchanges = [0.0, 0.0], Counter[CommOp]()
+    def _compute_times(self, unit: Unit, kind: ActionKind) -> _UnitTimes:
+        seconds, comm_ops = [0.0, 0.0], Counter[CommOp]()
         for operation in unit.operations(kind):
             if (kernel := operation.kernel) is not None:
-                use = PRODUCTS_OF if kernel.kind in TENSOR_CORE_KINDS else STREAMING_OF
-                seconds[use] += min(machine.kernels.time_kernel(kernel).seconds for machine in self._machines)
+                use = MATMUL_INDEX if kernel.kind in TENSOR_CORE_KINDS else MEMORY_BOUND_INDEX
+                seconds[use] += min(device.kernels.time_kernel(kernel).seconds for device in self._devices)
             elif isinstance(operation.body, CommOp):
-                exchanges[operation.body] += 1
-        return _Taken(seconds[PRODUCTS_OF], seconds[STREAMING_OF], exchanges)
+                comm_ops[operation.body] += 1
+        return _UnitTimes(seconds[MATMUL_INDEX], seconds[MEMORY_BOUND_INDEX], comm_ops)
 
 
-class _Piece(NamedTuple):
+class _UnitSpec(NamedTuple):
     """A unit of stages. key: what tells it from others of plans of its kind."""
 
     key: Hashable
-    build: Callable[[Units], Unit]
+    build: Callable[[UnitBuilder], Unit]
 
 
-_PIECES: Final = LruCache[tuple[_Pieces, Any]](_MOST_UNITS, size=unit_size)
-_EXCHANGES: Final = LruCache[tuple[CommCost, Any]](_MOST_MESHES, size=unit_size)
+_UNIT_TIME_CACHES: Final = LruCache[tuple[_UnitTimeCache, Any]](_MAX_UNIT_CACHES, size=unit_size)
+_COMM_COST_CACHES: Final = LruCache[tuple[CommCost, Any]](_MAX_MESH_CACHES, size=unit_size)
 """Results, with the objects that their keys tell by identity, so that nothing else takes their place."""
 
 
-class Passes:
+class PassTimes:
     """What passes of a microbatch take at least, by stage and use."""
 
-    def __init__(self, plan: Plan, setup: ResolvedScenario) -> None:
-        layout = setup.layout
-        self._beside = layout.overlap_expert_communication or layout.overlap_shared_experts
-        self._uneven = layout.delay_wgrad or setup.training.expert_load is not None
-        self._plan, self._setup, self._machines = plan, setup, device_models(setup)
-        self._fastest = max(1.0, float(setup.degradations.gpu_speeds(setup.cluster.machine_gpu_ids).max()))
-        self._counts: dict[Hashable, tuple[_Piece, FloatArray]] = {}
+    def __init__(self, plan: Plan, resolved: ResolvedScenario) -> None:
+        layout = resolved.layout
+        self._overlaps_experts = layout.overlap_expert_communication or layout.overlap_shared_experts
+        self._excludes_collectives = layout.delay_wgrad or resolved.training.expert_load is not None
+        self._plan, self._resolved, self._devices = plan, resolved, device_models(resolved)
+        self._max_speed = max(1.0, float(resolved.degradations.gpu_speeds(resolved.cluster.machine_gpu_ids).max()))
+        self._unit_counts: dict[Hashable, tuple[_UnitSpec, FloatArray]] = {}
         for stage in plan.stages:
-            self._count(stage)
+            self._count_units(stage)
 
-    def _count(self, stage: PipelineStage) -> None:
+    def _count_units(self, stage: PipelineStage) -> None:
         plan = self._plan
         for run in plan.layer_runs(stage):
-            one = run._replace(layers=replace(run.layers, count=1))
-            self._add(stage, _Piece(one, partial(Units.layer, run=one, load=None)), run.layers.count)
-        first = [plan.embedding] if stage.has_embedding else []
-        for layer_operators in (*first, *plan.mtp_embeddings(stage)):
-            self._add(
+            single_layer = run._replace(layers=replace(run.layers, count=1))
+            self._add_unit(
                 stage,
-                _Piece(("embedding", layer_operators.parameter_count), partial(Units.embedding, first=layer_operators)),
+                _UnitSpec(single_layer, partial(UnitBuilder.layer_unit, layer_run=single_layer, load_index=None)),
+                run.layers.count,
+            )
+        input_embeddings = [plan.embedding] if stage.has_embedding else []
+        for input_embedding in (*input_embeddings, *plan.mtp_embeddings(stage)):
+            self._add_unit(
+                stage,
+                _UnitSpec(
+                    ("embedding", input_embedding.parameter_count),
+                    partial(UnitBuilder.embedding_unit, layer=input_embedding),
+                ),
             )
         if stage.has_head:
             head = plan.stage_head(stage)
-            self._add(stage, _Piece(("head", head.parameter_count), partial(Units.head, last=head)))
+            self._add_unit(stage, _UnitSpec(("head", head.parameter_count), partial(UnitBuilder.head_unit, layer=head)))
 
-    def _add(self, stage: PipelineStage, piece: _Piece, many: int = 1) -> None:
-        _, counts = self._counts.setdefault(piece.key, (piece, np.zeros(len(self._plan.stages))))
-        counts[stage.index] += many
+    def _add_unit(self, stage: PipelineStage, spec: _UnitSpec, count: int = 1) -> None:
+        _, counts = self._unit_counts.setdefault(spec.key, (spec, np.zeros(len(self._plan.stages))))
+        counts[stage.index] += count
 
     @cached_property
-    def _pieces(self) -> _Pieces:
+    def _unit_times(self) -> _UnitTimeCache:
         """Nothing of a unit depends on how many ranks are behind each other or hold the same, or how they keep it."""
-        plan, machines = self._plan, self._machines
+        plan, devices = self._plan, self._devices
         layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
-        kernels = tuple(id(machine.kernels) for machine in machines)
+        kernels = tuple(id(device.kernels) for device in devices)
         key = plan.model, plan.training, layout, kernels
-        found, _ = _PIECES.get_or_compute(key, lambda: (_Pieces(plan, machines), machines))
-        return found
+        cache, _ = _UNIT_TIME_CACHES.get_or_compute(key, lambda: (_UnitTimeCache(plan, devices), devices))
+        return cache
 
     @cached_property
-    def _exchanges(self) -> CommCost:
-        setup, layout = self._setup, self._setup.layout
-        cluster, cost, wrong = setup.cluster, setup.cost, setup.degradations
+    def _comm_cost(self) -> CommCost:
+        resolved, layout = self._resolved, self._resolved.layout
+        cluster, cost, degradations = resolved.cluster, resolved.cost, resolved.degradations
         mesh = *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored
-        key = id(cluster.fabric), cluster.library, cluster.is_measured, id(cost), id(wrong), mesh
-        found, _ = _EXCHANGES.get_or_compute(
-            key, lambda: (uncontended_comm_cost(setup, _ROLES), (cluster, cost, wrong))
+        key = id(cluster.fabric), cluster.library, cluster.is_measured, id(cost), id(degradations), mesh
+        comm_cost, _ = _COMM_COST_CACHES.get_or_compute(
+            key, lambda: (uncontended_comm_cost(resolved, _COMM_GROUPS), (cluster, cost, degradations))
         )
-        return found
+        return comm_cost
 
     @cached_property
     def forward(self) -> FloatArray:
         """[stages, uses] seconds."""
-        return self._of(ActionKind.FORWARD)
+        return self._stage_times(ActionKind.FORWARD)
 
     @cached_property
-    def _whole(self) -> FloatArray:
+    def _full_backward(self) -> FloatArray:
         """[stages, uses] seconds of a backward in one."""
-        return self._of(ActionKind.BACKWARD)
+        return self._stage_times(ActionKind.BACKWARD)
 
     @cached_property
-    def _inputs(self) -> FloatArray:
+    def _input_gradients(self) -> FloatArray:
         """[stages, uses] seconds of a backward's half of inputs."""
-        return self._of(ActionKind.INPUT_GRADIENT)
+        return self._stage_times(ActionKind.INPUT_GRADIENT)
 
     @cached_property
     def backward(self) -> FloatArray:
         """[stages, uses] seconds, whole or in halves, whichever is shorter."""
-        whole, halves = self._whole, self._inputs + self._of(ActionKind.WEIGHT_GRADIENT)
-        times = np.where((own(whole) <= own(halves))[:, None], whole, halves)
-        times[:, _BESIDE] = np.minimum(whole[:, _BESIDE], halves[:, _BESIDE])
+        full, split = self._full_backward, self._input_gradients + self._stage_times(ActionKind.WEIGHT_GRADIENT)
+        times = np.where((exclusive_seconds(full) <= exclusive_seconds(split))[:, None], full, split)
+        times[:, _OVERLAPPED_INDEX] = np.minimum(full[:, _OVERLAPPED_INDEX], split[:, _OVERLAPPED_INDEX])
         return times
 
     @cached_property
-    def going_back(self) -> FloatArray:
+    def propagation_seconds(self) -> FloatArray:
         """[stages] seconds until the stage before can go on."""
-        times: FloatArray = np.minimum(own(self._whole), own(self._inputs))
+        times: FloatArray = np.minimum(exclusive_seconds(self._full_backward), exclusive_seconds(self._input_gradients))
         return times
 
-    def slowed(self, taken: FloatArray) -> Seconds:
+    def slowdown_seconds(self, seconds: FloatArray) -> Seconds:
         """By how much a rank's kernels are longer, at least, of passes that take so long: [uses]."""
-        return self._slowing * max(0.0, float(taken[_BESIDE] - taken[_BETWEEN]))
+        return self._min_slowdown * max(0.0, float(seconds[_OVERLAPPED_INDEX] - seconds[_EXPOSED_INDEX]))
 
     @cached_property
-    def _slowing(self) -> float:
+    def _min_slowdown(self) -> float:
         """The part of tokens' travel that kernels beside them do not make up for, at least."""
-        every = (
-            machine.interference.kernels[kind, of]
-            for machine in self._machines
+        slowdowns = (
+            device.interference.kernels[kind, kernel_class]
+            for device in self._devices
             for kind in CollectiveType
-            for of in KERNEL_CLASSES
+            for kernel_class in KERNEL_CLASSES
         )
-        part = min(every)
-        return part / (1.0 + part)
+        slowdown = min(slowdowns)
+        return slowdown / (1.0 + slowdown)
 
-    def _of(self, kind: ActionKind) -> FloatArray:
-        times = np.zeros((len(self._plan.stages), _USES))
-        for piece, counts in self._counts.values():
-            taken = self._pieces.of(piece, kind)
-            row = np.array([taken.products / self._fastest, taken.streaming / self._fastest, 0.0, 0.0])
-            for exchange, many in taken.exchanges.items():
-                use = self._use(exchange)
+    def _stage_times(self, kind: ActionKind) -> FloatArray:
+        times = np.zeros((len(self._plan.stages), _USE_COUNT))
+        for spec, counts in self._unit_counts.values():
+            unit = self._unit_times.unit_times(spec, kind)
+            seconds = np.array(
+                [unit.matmul_seconds / self._max_speed, unit.memory_bound_seconds / self._max_speed, 0.0, 0.0]
+            )
+            for comm_op, count in unit.comm_ops.items():
+                use = self._use_index(comm_op)
                 if use is not None:
-                    row[use] += many * float(self._exchanges.time_comm_op(exchange).seconds.min())
-            times += counts[:, None] * row
+                    seconds[use] += count * float(self._comm_cost.time_comm_op(comm_op).seconds.min())
+            times += counts[:, None] * seconds
         return times
 
-    def _use(self, exchange: CommOp) -> int | None:
+    def _use_index(self, comm_op: CommOp) -> int | None:
         """What a collective counts as; None: as nothing."""
-        if self._uneven or exchange.comm_group not in _NAMES:
+        if self._excludes_collectives or comm_op.comm_group not in _COMM_GROUP_NAMES:
             return None
-        return _BETWEEN if exchange.comm_group == TP_GROUP.name or not self._beside else _BESIDE
+        return (
+            _EXPOSED_INDEX if comm_op.comm_group == TP_GROUP.name or not self._overlaps_experts else _OVERLAPPED_INDEX
+        )

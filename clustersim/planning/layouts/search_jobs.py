@@ -17,17 +17,17 @@ from clustersim.model.layer_stack import LatentAttention, MoeMlp
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.layout import Layout
 from clustersim.planning.layouts.config_keys import (
-    AS_TP,
     CP,
-    DATA,
+    DATA_PARALLEL,
     DEGREES,
     DP,
     EP,
+    EP_OVERLAP,
     ETP,
     MICROBATCH,
-    OVERLAP,
     PP,
     RECOMPUTE,
+    SAME_AS_TP,
     SCHEDULE,
     SEQUENCE_PARALLEL,
     TP,
@@ -42,19 +42,19 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 T = TypeVar("T")
 _POWERS: Final = tuple(2**power for power in range(11))
 _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
-_CHUNKS_OF_MIXTURES: Final = (2, 4)  # of which there are so many other choices
+_MOE_CHUNKS: Final = (2, 4)  # of which there are so many other choices
 _MICROBATCHES: Final = (1, 2, 4, 8)
-_OF_MIXTURES: Final = (1, 2)  # microbatches, but for the file's own
-_MOST_STAGES: Final = 64
-_MOST_EXPERTS: Final = 64  # ranks that experts are spread over, but for the file's own
-_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_LONG: Final = 8192  # tokens of a rank from which on sequences are worth cutting
-_SHARDS: Final = 3  # sizes of hybrid sharding: a domain, four, sixteen
-_READ: Final = {SCHEDULE: "schedule", DATA: "layout.data", RECOMPUTE: "training.recompute"}
+_MOE_MICROBATCHES: Final = (1, 2)  # microbatches, but for the file's own
+_MAX_STAGES: Final = 64
+_MAX_EP: Final = 64  # ranks that experts are spread over, but for the file's own
+_RECOMPUTE_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_MIN_CP_TOKENS: Final = 8192  # tokens of a rank from which on sequences are worth cutting
+_HYBRID_SHARD_SIZES: Final = 3  # sizes of hybrid sharding: a domain, four, sixteen
+_PARSED_KEYS: Final = {SCHEDULE: "schedule", DATA_PARALLEL: "layout.data", RECOMPUTE: "training.recompute"}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SearchJob:
     """What is laid out. overrides: how it differs from the file's; setup: the file's own layout of it, unchecked.
 
     values: of every key that varies, in the order in which they are tried; objects: what those stand for that are no
@@ -62,217 +62,228 @@ class Job:
     """
 
     overrides: tuple[str, ...]
-    setup: ResolvedScenario
+    resolved: ResolvedScenario
     values: Mapping[str, tuple[str, ...]]
-    objects: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
-    replicas: frozenset[int] | None = None
-    follows: bool = True
+    parsed_values: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+    allowed_dp: frozenset[int] | None = None
+    couples_sequence_parallel: bool = True
 
     @property
-    def size(self) -> int:
+    def combination_count(self) -> int:
         """How many combinations of values there are."""
         return math.prod(len(value) for value in self.values.values())
 
-    def at(self, values: Mapping[str, str]) -> ResolvedScenario:
+    def resolved_with(self, values: Mapping[str, str]) -> ResolvedScenario:
         """The job with such values of the keys that rules ask for; of keys that vary and have none yet, plain ones.
 
         Raises InputError for a schedule that so many pipeline ranks cannot have.
         """
-        setup, own = self.setup, self.setup.layout.as_configured
-        tp, cp, pp = (self._number(key, values) for key in DEGREES)
-        dp = max(1, setup.cluster.gpu_count // (tp * cp * pp))
-        schedule = self._object(SCHEDULE, values, OneFOneB(), setup.schedule)
-        mirrored = isinstance(schedule, DualPipe)
-        run_pp, run_dp = bidirectional_degrees(pp, dp) if mirrored else (pp, dp)
-        same = (pp, schedule) == (own.pp, setup.schedule)
-        etp = values.get(ETP, AS_TP if own.etp is None else str(own.etp))
+        resolved, configured = self.resolved, self.resolved.layout.as_configured
+        tp, cp, pp = (self._degree(key, values) for key in DEGREES)
+        dp = max(1, resolved.cluster.gpu_count // (tp * cp * pp))
+        schedule = self._parsed_value(SCHEDULE, values, OneFOneB(), resolved.schedule)
+        is_bidirectional = isinstance(schedule, DualPipe)
+        run_pp, run_dp = bidirectional_degrees(pp, dp) if is_bidirectional else (pp, dp)
+        same_pipeline = (pp, schedule) == (configured.pp, resolved.schedule)
+        etp = values.get(ETP, SAME_AS_TP if configured.etp is None else str(configured.etp))
         layout = replace(
-            setup.layout,
+            resolved.layout,
             tp=tp,
             cp=cp,
-            ep=self._number(EP, values),
-            etp=None if etp == AS_TP else int(etp),
-            sequence_parallel=self._cuts_sequences(values, tp),
-            data=self._object(DATA, values, own.data, own.data),
-            overlap_expert_communication=values.get(OVERLAP, str(own.overlap_expert_communication)).lower() == "true",
-            layers_per_stage=own.layers_per_stage if same else None,
+            ep=self._degree(EP, values),
+            etp=None if etp == SAME_AS_TP else int(etp),
+            sequence_parallel=self._uses_sequence_parallel(values, tp),
+            data=self._parsed_value(DATA_PARALLEL, values, configured.data, configured.data),
+            overlap_expert_communication=values.get(EP_OVERLAP, str(configured.overlap_expert_communication)).lower()
+            == "true",
+            layers_per_stage=configured.layers_per_stage if same_pipeline else None,
             pp=run_pp,
             dp=run_dp,
-            mirrored=mirrored,
+            mirrored=is_bidirectional,
         )
         training = replace(
-            setup.training,
-            microbatch=int(values.get(MICROBATCH, setup.training.microbatch)),
-            recompute=self._object(RECOMPUTE, values, NoRecompute(), setup.training.recompute),
+            resolved.training,
+            microbatch=int(values.get(MICROBATCH, resolved.training.microbatch)),
+            recompute=self._parsed_value(RECOMPUTE, values, NoRecompute(), resolved.training.recompute),
         )
-        return replace(setup, layout=layout, schedule=schedule, training=training)
+        return replace(resolved, layout=layout, schedule=schedule, training=training)
 
-    def _cuts_sequences(self, values: Mapping[str, str], tp: int) -> bool:
+    def _uses_sequence_parallel(self, values: Mapping[str, str], tp: int) -> bool:
         """Whether sequences are cut among tensor-parallel ranks: they are where nobody chooses."""
-        own: bool = self.setup.layout.sequence_parallel
+        configured: bool = self.resolved.layout.sequence_parallel
         if SEQUENCE_PARALLEL in values:
             return values[SEQUENCE_PARALLEL].lower() == "true"
-        return tp > 1 if TP in values and self.follows else own
+        return tp > 1 if TP in values and self.couples_sequence_parallel else configured
 
-    def _number(self, key: str, values: Mapping[str, str]) -> int:
+    def _degree(self, key: str, values: Mapping[str, str]) -> int:
         """A degree."""
         if key in self.values:
             return int(values.get(key, 1))
-        degree: int = getattr(self.setup.layout.as_configured, key.partition(".")[2])
+        degree: int = getattr(self.resolved.layout.as_configured, key.partition(".")[2])
         return degree
 
-    def _object(self, key: str, values: Mapping[str, str], plain: T, own: T) -> T:
+    def _parsed_value(self, key: str, values: Mapping[str, str], default: T, configured: T) -> T:
         """What a value that is no number stands for."""
         if key not in self.values:
-            return own
-        found: T = self.objects[key, values[key]] if key in values else plain
-        return found
+            return configured
+        parsed: T = self.parsed_values[key, values[key]] if key in values else default
+        return parsed
 
-    def spelt(self, key: str, value: str, layout: Layout) -> str:
+    def override_value(self, key: str, value: str, layout: Layout) -> str:
         """A value as `--set` takes it."""
-        return str(layout.tp) if key == ETP and value == AS_TP else value
+        return str(layout.tp) if key == ETP and value == SAME_AS_TP else value
 
 
-def jobs_of(
+def build_jobs(
     scenario: Scenario,
-    others: Iterable[tuple[str, ...]],
+    job_overrides: Iterable[tuple[str, ...]],
     fixed: Mapping[str, str],
     varied: Mapping[str, tuple[str, ...]],
     *,
-    default: bool = True,
-) -> tuple[Job, ...]:
+    use_defaults: bool = True,
+) -> tuple[SearchJob, ...]:
     """A job for each of the others, which differ so from the file; raise InputError for what is no key."""
-    return tuple(_job(scenario, other, fixed, varied, default=default) for other in others)
+    return tuple(
+        _build_job(scenario, overrides, fixed, varied, use_defaults=use_defaults) for overrides in job_overrides
+    )
 
 
-def _job(
+def _build_job(
     scenario: Scenario,
-    other: tuple[str, ...],
+    base_overrides: tuple[str, ...],
     fixed: Mapping[str, str],
     varied: Mapping[str, tuple[str, ...]],
     *,
-    default: bool,
-) -> Job:
-    given = {**{key: (value,) for key, value in fixed.items()}, **varied}
-    replicas = frozenset(map(_number, given[DP])) if DP in given else None
-    overrides = (*other, *(f"{key}={value}" for key, value in fixed.items() if key != DP))
-    setup = scenario.resolve_unchecked(overrides)
-    usual = _usual(setup) if default else {}
-    values = {key: item for key, item in usual.items() if key not in fixed} | {
-        key: element for key, element in varied.items() if key != DP
+    use_defaults: bool,
+) -> SearchJob:
+    key_values = {**{key: (value,) for key, value in fixed.items()}, **varied}
+    allowed_dp = frozenset(map(_parse_dp, key_values[DP])) if DP in key_values else None
+    overrides = (*base_overrides, *(f"{key}={value}" for key, value in fixed.items() if key != DP))
+    resolved = scenario.resolve_unchecked(overrides)
+    defaults = _default_values(resolved) if use_defaults else {}
+    values = {key: default for key, default in defaults.items() if key not in fixed} | {
+        key: item for key, item in varied.items() if key != DP
     }
-    objects = {}
-    for key, entry in values.items():
-        for value in entry:
-            beside = (f"{PP}=4",) if key == SCHEDULE else ()  # a pipeline of which every schedule can be read
-            read = scenario.resolve_unchecked((*overrides, *beside, f"{key}={value}")) if value != AS_TP else setup
-            if key in _READ:
-                objects[key, value] = _part(read, key)
-    for key in usual.keys() & _READ.keys() & values.keys() - varied.keys():
-        if _part(setup, key) not in (objects[key, value] for value in values[key]):
-            own = _written(scenario, key)
-            objects[key, own] = _part(setup, key)
-            values[key] = (own, *values[key])
-    follows = SEQUENCE_PARALLEL not in {**given, **values}
-    return Job(overrides, setup, values, objects, replicas, follows)
+    parsed_values = {}
+    for key, element in values.items():
+        for value in element:
+            pipeline_override = (
+                (f"{PP}=4",) if key == SCHEDULE else ()
+            )  # a pipeline of which every schedule can be read
+            candidate = (
+                scenario.resolve_unchecked((*overrides, *pipeline_override, f"{key}={value}"))
+                if value != SAME_AS_TP
+                else resolved
+            )
+            if key in _PARSED_KEYS:
+                parsed_values[key, value] = _config_object(candidate, key)
+    for key in defaults.keys() & _PARSED_KEYS.keys() & values.keys() - varied.keys():
+        if _config_object(resolved, key) not in (parsed_values[key, value] for value in values[key]):
+            file_value = _file_value(scenario, key)
+            parsed_values[key, file_value] = _config_object(resolved, key)
+            values[key] = (file_value, *values[key])
+    couples_sequence_parallel = SEQUENCE_PARALLEL not in {**key_values, **values}
+    return SearchJob(overrides, resolved, values, parsed_values, allowed_dp, couples_sequence_parallel)
 
 
-def _number(text: str) -> int:
+def _parse_dp(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise InputError(f"{DP}: {text!r} is not a number; write such as {DP}=64") from None
 
 
-def _part(setup: ResolvedScenario, key: str) -> Any:
+def _config_object(resolved: ResolvedScenario, key: str) -> Any:
     """What a setup has for a key whose values are no numbers."""
-    return {SCHEDULE: setup.schedule, DATA: setup.layout.data, RECOMPUTE: setup.training.recompute}[key]
+    return {SCHEDULE: resolved.schedule, DATA_PARALLEL: resolved.layout.data, RECOMPUTE: resolved.training.recompute}[
+        key
+    ]
 
 
-def _written(scenario: Scenario, key: str) -> str:
+def _file_value(scenario: Scenario, key: str) -> str:
     """What the file has for a key, as a text of YAML."""
     value: Any = scenario.raw_mapping
-    for part in key.split("."):
-        value = value[part]
+    for name in key.split("."):
+        value = value[name]
     return value if isinstance(value, str) else dumps(value)
 
 
-def _usual(setup: ResolvedScenario) -> dict[str, tuple[str, ...]]:
+def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     """The default values of keys that vary."""
-    layout, training, model = setup.layout.as_configured, setup.training, setup.model
-    gpus, domain = setup.cluster.gpu_count, setup.cluster.unit_sizes.domain_gpus
+    layout, training, model = resolved.layout.as_configured, resolved.training, resolved.model
+    gpus, domain = resolved.cluster.gpu_count, resolved.cluster.unit_sizes.domain_gpus
     heads = math.gcd(*(distinct_attention.heads for distinct_attention in model.distinct_attentions))
-    routed = _routed(setup)
-    stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MOST_STAGES, model.layer_count)]
-    microbatches = _OF_MIXTURES if routed else _MICROBATCHES
-    cp = [item for item in _POWERS if item == 1 or training.sequence // item >= _LONG]
-    found = {
-        TP: _with([element for element in _POWERS if element <= domain and heads % element == 0], layout.tp),
-        CP: _with(cp, layout.cp),
-        PP: _with(stages, layout.pp),
-        SCHEDULE: tuple(_schedules(setup)),
-        DATA: tuple(_strategies(setup)),
-        MICROBATCH: _with(
+    moe_layers = _moe_layers(resolved)
+    stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MAX_STAGES, model.layer_count)]
+    microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES
+    cp = [item for item in _POWERS if item == 1 or training.sequence // item >= _MIN_CP_TOKENS]
+    values = {
+        TP: _include_value([element for element in _POWERS if element <= domain and heads % element == 0], layout.tp),
+        CP: _include_value(cp, layout.cp),
+        PP: _include_value(stages, layout.pp),
+        SCHEDULE: tuple(_default_schedules(resolved)),
+        DATA_PARALLEL: tuple(_default_strategies(resolved)),
+        MICROBATCH: _include_value(
             [microbatch for microbatch in microbatches if training.global_batch % microbatch == 0], training.microbatch
         ),
-        RECOMPUTE: tuple(_recomputes(setup)),
+        RECOMPUTE: tuple(_default_recomputes(resolved)),
     }
-    if not routed:  # or all tensor-parallel ranks would send the same tokens to experts
-        found[SEQUENCE_PARALLEL] = ("true", "false")
+    if not moe_layers:  # or all tensor-parallel ranks would send the same tokens to experts
+        values[SEQUENCE_PARALLEL] = ("true", "false")
     else:
-        experts = math.gcd(*(moe_mlp.experts for moe_mlp in routed))
-        found[EP] = _with(
-            [entry for entry in _POWERS if experts % entry == 0 and entry <= min(gpus, _MOST_EXPERTS)], layout.ep
+        experts = math.gcd(*(moe_layer.experts for moe_layer in moe_layers))
+        values[EP] = _include_value(
+            [entry for entry in _POWERS if experts % entry == 0 and entry <= min(gpus, _MAX_EP)], layout.ep
         )
-        found[ETP] = tuple(dict.fromkeys(("1", AS_TP if layout.etp is None else str(layout.etp))))
+        values[ETP] = tuple(dict.fromkeys(("1", SAME_AS_TP if layout.etp is None else str(layout.etp))))
         if layout.overlap_expert_communication:
-            found[OVERLAP] = ("false", "true")
-    return {key: each for key, each in found.items() if len(each) > 1}
+            values[EP_OVERLAP] = ("false", "true")
+    return {key: value for key, value in values.items() if len(value) > 1}
 
 
-def _routed(setup: ResolvedScenario) -> list[MoeMlp]:
+def _moe_layers(resolved: ResolvedScenario) -> list[MoeMlp]:
     """The model's mixtures in which there is something to choose."""
-    return [distinct_moe for distinct_moe in setup.model.distinct_moes if distinct_moe.single_dense_mlp is None]
+    return [distinct_moe for distinct_moe in resolved.model.distinct_moes if distinct_moe.single_dense_mlp is None]
 
 
-def _schedules(setup: ResolvedScenario) -> Iterator[str]:
-    for name in setup.framework.supported_layouts.schedules:
+def _default_schedules(resolved: ResolvedScenario) -> Iterator[str]:
+    for name in resolved.framework.supported_layouts.schedules:
         if name == "interleaved":
-            several = _CHUNKS_OF_MIXTURES if _routed(setup) else _CHUNKS
-            yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in several)
+            chunk_counts = _MOE_CHUNKS if _moe_layers(resolved) else _CHUNKS
+            yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in chunk_counts)
         else:
             yield name
 
 
-def _strategies(setup: ResolvedScenario) -> Iterator[str]:
-    runs, domain, gpus = (
-        setup.framework.supported_layouts,
-        setup.cluster.unit_sizes.domain_gpus,
-        setup.cluster.gpu_count,
+def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
+    supported, domain, gpus = (
+        resolved.framework.supported_layouts,
+        resolved.cluster.unit_sizes.domain_gpus,
+        resolved.cluster.gpu_count,
     )
-    for name in dict.fromkeys((*runs.data, *runs.data_beside_pipeline)):
-        if name == "ddp" and _routed(setup) and "zero1" in runs.data:
+    for name in dict.fromkeys((*supported.data, *supported.data_beside_pipeline)):
+        if name == "ddp" and _moe_layers(resolved) and "zero1" in supported.data:
             continue  # the same communication, and more memory, where memory is short
         if name == "hsdp":
-            shards = [domain * 4**power for power in range(_SHARDS) if 1 < domain * 4**power < gpus]
+            shards = [domain * 4**power for power in range(_HYBRID_SHARD_SIZES) if 1 < domain * 4**power < gpus]
             yield from (f"{{hsdp: {{shard: {shard}}}}}" for shard in shards)
         else:
             yield name
 
 
-def _recomputes(setup: ResolvedScenario) -> Iterator[str]:
+def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:
     """Nothing, all, and between them some layers of each stage, or what recipes of mixtures and of MLA name."""
-    model = setup.model
+    model = resolved.model
     yield "none"
-    if setup.training.attention.value == "standard":
+    if resolved.training.attention.value == "standard":
         yield "selective"
-    latent = any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
-    if _routed(setup):
-        yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if latent else ''}]}}"
+    uses_mla = any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
+    if _moe_layers(resolved):
+        yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if uses_mla else ''}]}}"
     else:
-        yield from (f"{{layers: {layers}}}" for layers in _LAYERS if layers < model.layer_count)
+        yield from (f"{{layers: {layers}}}" for layers in _RECOMPUTE_LAYERS if layers < model.layer_count)
     yield "full"
 
 
-def _with(values: Iterable[int], own: int) -> tuple[str, ...]:
-    return tuple(map(str, sorted({*values, own})))
+def _include_value(values: Iterable[int], configured: int) -> tuple[str, ...]:
+    return tuple(map(str, sorted({*values, configured})))

@@ -24,40 +24,40 @@ from typing import Final, Self
 from clustersim.build import require_scenario
 from clustersim.common.data_files import is_path
 from clustersim.common.errors import InputError
-from clustersim.planning.layouts.config_keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PARALLEL, SPLIT, TP
-from clustersim.planning.layouts.pruning_rules import Rule, rules_of
-from clustersim.planning.layouts.search_jobs import Job, jobs_of
-from clustersim.results.search_result import Pruned
+from clustersim.planning.layouts.config_keys import DP, KEY_ORDER, LAYERS_PER_STAGE, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
+from clustersim.planning.layouts.pruning_rules import PruningRule, pruning_rules
+from clustersim.planning.layouts.search_jobs import SearchJob, build_jobs
+from clustersim.results.search_result import PrunedLayouts
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 
-_PLAIN: Final = ("1", "1f1b", "none", "ddp", "even", "false")
+_SIMPLE_VALUES: Final = ("1", "1f1b", "none", "ddp", "even", "false")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LayoutCandidate:
     """One layout: what `--set` would be given. job: the place of its job in the space."""
 
     overrides: tuple[str, ...]
-    job: int = 0
+    job_index: int = 0
 
     @property
-    def plainness(self) -> tuple[int, int, str]:
+    def complexity_key(self) -> tuple[int, int, str]:
         """Of layouts that are as fast, the one with the least is preferred: fewest keys that are not plain."""
-        told = [override for override in self.overrides if override.partition("=")[2] not in _PLAIN]
-        return len(told), len(" ".join(self.overrides)), " ".join(self.overrides)
+        non_default = [override for override in self.overrides if override.partition("=")[2] not in _SIMPLE_VALUES]
+        return len(non_default), len(" ".join(self.overrides)), " ".join(self.overrides)
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """Layouts of some jobs. named: keys whose values somebody chose."""
 
     scenario: Scenario
-    jobs: tuple[Job, ...]
-    named: frozenset[str] = frozenset()
+    jobs: tuple[SearchJob, ...]
+    user_keys: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
+    def from_scenario(
         cls,
         scenario: Scenario,
         fix: Mapping[str, object] | None = None,
@@ -73,94 +73,104 @@ class Space:
         batch_per_gpu: a step has as many sequences for each GPU as in the file, instead of as many in all.
         """
         require_scenario(scenario)
-        fixed, varied = _fixed(fix or {}), _varied(vary or {})
-        _require(fixed, varied)
-        others = _others(scenario, tuple(gpus), tuple(clusters), batch_per_gpu=batch_per_gpu)
-        return cls(scenario, jobs_of(scenario, others, fixed, varied), frozenset((*fixed, *varied)))
+        fixed, varied = _parse_fixed(fix or {}), _parse_varied(vary or {})
+        _require_valid_keys(fixed, varied)
+        job_overrides = _job_overrides(scenario, tuple(gpus), tuple(clusters), batch_per_gpu=batch_per_gpu)
+        return cls(scenario, build_jobs(scenario, job_overrides, fixed, varied), frozenset((*fixed, *varied)))
 
     @classmethod
-    def only(cls, scenario: Scenario, vary: Mapping[str, Iterable[object]]) -> Self:
+    def restricted_to(cls, scenario: Scenario, vary: Mapping[str, Iterable[object]]) -> Self:
         """The space in which nothing varies that is not named; raise InputError for what is no key."""
-        varied = _varied(vary)
-        _require({}, varied)
-        return cls(scenario, jobs_of(scenario, [()], {}, varied, default=False), frozenset(varied))
+        varied = _parse_varied(vary)
+        _require_valid_keys({}, varied)
+        return cls(scenario, build_jobs(scenario, [()], {}, varied, use_defaults=False), frozenset(varied))
 
     @property
-    def size(self) -> int:
+    def combination_count(self) -> int:
         """How many combinations of values there are."""
-        return sum(job.size for job in self.jobs)
+        return sum(job.combination_count for job in self.jobs)
 
-    def candidates(self, aside: dict[str, Pruned]) -> Iterator[Candidate]:
+    def candidates(self, pruned: dict[str, PrunedLayouts]) -> Iterator[LayoutCandidate]:
         """The layouts that break no rule, each once. aside: is told how many break which."""
-        for place, job in enumerate(self.jobs):
-            for setup, values in _Walk(job, rules_of(job, self.named), aside).combinations():
-                yield Candidate((*job.overrides, *self._overrides(job, setup, values)), place)
+        for job_index, job in enumerate(self.jobs):
+            for resolved, values in _CombinationWalk(job, pruning_rules(job, self.user_keys), pruned).combinations():
+                yield LayoutCandidate((*job.overrides, *self._candidate_overrides(job, resolved, values)), job_index)
 
-    def _overrides(self, job: Job, setup: ResolvedScenario, values: Mapping[str, str]) -> Iterator[str]:
+    def _candidate_overrides(
+        self, job: SearchJob, resolved: ResolvedScenario, values: Mapping[str, str]
+    ) -> Iterator[str]:
         """What is chosen, and what follows from it."""
-        layout = setup.layout.as_configured
-        yield from (f"{key}={job.spelt(key, value, layout)}" for key, value in values.items())
-        if TP in values and job.follows:
+        layout = resolved.layout.as_configured
+        yield from (f"{key}={job.override_value(key, value, layout)}" for key, value in values.items())
+        if TP in values and job.couples_sequence_parallel:
             yield f"{SEQUENCE_PARALLEL}={'true' if layout.sequence_parallel else 'false'}"
-        if values.keys() & {PP, SCHEDULE} and SPLIT not in self.named and setup.layout.layers_per_stage is None:
-            yield f"{SPLIT}=even"
+        if (
+            values.keys() & {PP, SCHEDULE}
+            and LAYERS_PER_STAGE not in self.user_keys
+            and resolved.layout.layers_per_stage is None
+        ):
+            yield f"{LAYERS_PER_STAGE}=even"
         yield f"{DP}={layout.dp}"
 
 
-class _Walk:
+class _CombinationWalk:
     """All combinations of a job's values, but for those that break a rule."""
 
-    def __init__(self, job: Job, rules: Iterable[Rule], aside: dict[str, Pruned]) -> None:
-        self._job, self._aside = job, aside
-        self._keys = sorted(job.values, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER))
-        self._rules: list[list[Rule]] = [[] for _ in range(len(self._keys) + 1)]
+    def __init__(self, job: SearchJob, rules: Iterable[PruningRule], pruned: dict[str, PrunedLayouts]) -> None:
+        self._job, self._pruned = job, pruned
+        self._keys = sorted(job.values, key=lambda key: KEY_ORDER.index(key) if key in KEY_ORDER else len(KEY_ORDER))
+        self._rules: list[list[PruningRule]] = [[] for _ in range(len(self._keys) + 1)]
         for rule in rules:  # asked once all is chosen that it depends on
-            last = max((place for place, key in enumerate(self._keys, 1) if key in rule.needs), default=0)
+            last = max((depth for depth, key in enumerate(self._keys, 1) if key in rule.depends_on), default=0)
             self._rules[last].append(rule)
 
     def combinations(self) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
         """Those that break none: what a scenario of them has, as far as rules ask, and the values of keys."""
-        return self._below(0, {})
+        return self._descend(0, {})
 
-    def _below(self, depth: int, values: dict[str, str]) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
+    def _descend(self, depth: int, values: dict[str, str]) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
         try:
-            setup = self._job.at(values)
-            broken = next((said for rule in self._rules[depth] for said in rule.broken(setup, values)), "")
+            resolved = self._job.resolved_with(values)
+            violation = next(
+                (message for rule in self._rules[depth] for message in rule.find_violations(resolved, values)), ""
+            )
         except InputError as error:
-            broken = str(error)
-        if broken:
-            rest = math.prod(len(self._job.values[key]) for key in self._keys[depth:])
-            add(self._aside, broken, rest)
+            violation = str(error)
+        if violation:
+            remaining_count = math.prod(len(self._job.values[key]) for key in self._keys[depth:])
+            count_pruned(self._pruned, violation, remaining_count)
         elif depth == len(self._keys):
-            yield setup, values
+            yield resolved, values
         else:
             key = self._keys[depth]
             for value in self._job.values[key]:
-                yield from self._below(depth + 1, {**values, key: value})
+                yield from self._descend(depth + 1, {**values, key: value})
 
 
-def add(aside: dict[str, Pruned], said: str, count: int = 1) -> None:
+def count_pruned(pruned: dict[str, PrunedLayouts], message: str, count: int = 1) -> None:
     """Count what a sentence `reason: what it is about` is said of."""
-    reason, _, _ = said.partition(": ")
-    known = aside.get(reason)
-    aside[reason] = Pruned(count, said) if known is None else Pruned(known.count + count, known.example)
+    reason, _, _ = message.partition(": ")
+    previous = pruned.get(reason)
+    pruned[reason] = (
+        PrunedLayouts(count, message) if previous is None else PrunedLayouts(previous.count + count, previous.example)
+    )
 
 
-def _varied(vary: Mapping[str, Iterable[object]]) -> dict[str, tuple[str, ...]]:
+def _parse_varied(vary: Mapping[str, Iterable[object]]) -> dict[str, tuple[str, ...]]:
     for key, values in vary.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"vary: {key}: {values!r} is no list of values; write such as {{{key!r}: [1, 2, 4]}}")
     return {key: tuple(dict.fromkeys(map(str, values))) for key, values in vary.items()}
 
 
-def _fixed(fix: Mapping[str, object]) -> dict[str, str]:
+def _parse_fixed(fix: Mapping[str, object]) -> dict[str, str]:
     """Keys that are fixed; raise TypeError for what is no mapping."""
     if not isinstance(fix, Mapping):
         raise TypeError(f"fix: {fix!r} is no mapping of keys to values; write such as {{{TP!r}: 8}}")
     return {key: str(value) for key, value in fix.items()}
 
 
-def _require(fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) -> None:
+def _require_valid_keys(fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) -> None:
     for key in (item for item in varied if not varied[item]):
         raise InputError(f"--vary {key}: has no values; write such as {TP}=1,2,4")
     both = next((key for key in fixed if key in varied), None)
@@ -170,30 +180,33 @@ def _require(fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) ->
         raise InputError(f"{key}: clusters are no layouts; gpus and clusters name sizes and clusters to compare")
 
 
-def _others(
+def _job_overrides(
     scenario: Scenario, gpus: tuple[int, ...], clusters: tuple[str, ...], *, batch_per_gpu: bool
 ) -> list[tuple[str, ...]]:
     """What makes the file's job each of the jobs."""
-    own = scenario.cluster.gpu_count
-    found = []
+    file_gpus = scenario.cluster.gpu_count
+    result = []
     for name in clusters or (None,):
-        for size in gpus or (own,):
+        for size in gpus or (file_gpus,):
             if size < 1:
                 raise InputError(f"gpus: {size} is not a number of GPUs; 1 is the fewest")
             batch = scenario.training.global_batch * size
-            if batch_per_gpu and batch % own:
+            if batch_per_gpu and batch % file_gpus:
                 raise InputError(
-                    f"gpus: {size} GPUs with as many sequences each as {own} have would need {batch / own:g}; "
+                    f"gpus: {size} GPUs with as many sequences each as {file_gpus} have would need {batch / file_gpus:g}; "
                     "name multiples"
                 )
-            other = [] if name is None else _cluster(scenario, name)
-            other += [f"cluster.gpus={size}"] if name is not None or size != own else []
-            other += [f"training.global_batch={batch // own}"] if batch_per_gpu and size != own else []
-            found.append(tuple(other))
-    return found
+            overrides = [] if name is None else _cluster_overrides(scenario, name)
+            overrides += [f"cluster.gpus={size}"] if name is not None or size != file_gpus else []
+            overrides += [f"training.global_batch={batch // file_gpus}"] if batch_per_gpu and size != file_gpus else []
+            result.append(tuple(overrides))
+    return result
 
 
-def _cluster(scenario: Scenario, name: str) -> list[str]:
+def _cluster_overrides(scenario: Scenario, name: str) -> list[str]:
     """What puts a scenario on another cluster, a shipped one or one of a file."""
-    key, other = ("path", "name") if is_path(name) else ("name", "path")
-    return [*([f"cluster.{other}=null"] if other in scenario.raw_mapping["cluster"] else []), f"cluster.{key}={name}"]
+    key, unused_key = ("path", "name") if is_path(name) else ("name", "path")
+    return [
+        *([f"cluster.{unused_key}=null"] if unused_key in scenario.raw_mapping["cluster"] else []),
+        f"cluster.{key}={name}",
+    ]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Final
 
 from clustersim.common.errors import ClusterSimError
-from clustersim.planning.layouts.executors import Shared
-from clustersim.planning.layouts.extrapolation import extended
+from clustersim.planning.layouts.executors import PackedScenario
+from clustersim.planning.layouts.extrapolation import extrapolate_step
 from clustersim.planning.layouts.objective import Objective
-from clustersim.planning.layouts.search_space import Candidate
+from clustersim.planning.layouts.search_space import LayoutCandidate
 from clustersim.results.memory_check import fits_in_memory
-from clustersim.results.search_result import Change
+from clustersim.results.search_result import SensitivityCase
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import with_matmul_slowdown
 from clustersim.scenario.changes.links import network_link_kinds, nvlink_kinds, pcie_link_kinds, with_link_bandwidth
@@ -21,15 +21,15 @@ from clustersim.scenario.changes.training import with_microbatch_size, with_slow
 from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.simulation import simulate
 
-LESS: Final = 0.9
+REDUCED_SPEED: Final = 0.9
 
 
-def _network(scenario: Scenario) -> Scenario:
-    return with_link_bandwidth(scenario, network_link_kinds(scenario), LESS)
+def _slower_network(scenario: Scenario) -> Scenario:
+    return with_link_bandwidth(scenario, network_link_kinds(scenario), REDUCED_SPEED)
 
 
-def _node_links(scenario: Scenario) -> Scenario:
-    return with_link_bandwidth(scenario, nvlink_kinds(scenario) or pcie_link_kinds(scenario), LESS)
+def _slower_node_links(scenario: Scenario) -> Scenario:
+    return with_link_bandwidth(scenario, nvlink_kinds(scenario) or pcie_link_kinds(scenario), REDUCED_SPEED)
 
 
 def _half_microbatches(scenario: Scenario) -> Scenario | None:
@@ -37,28 +37,30 @@ def _half_microbatches(scenario: Scenario) -> Scenario | None:
     return None if sequences % 2 else with_microbatch_size(scenario, sequences // 2)
 
 
-CHANGES: Final[tuple[tuple[str, Callable[[Scenario], Scenario | None]], ...]] = (
-    ("network links at 0.9x bandwidth", _network),
-    ("NVLink (else PCIe) at 0.9x bandwidth", _node_links),
-    ("matmuls and attention at 0.9x speed", lambda scenario: with_matmul_slowdown(scenario, 1.0 / LESS)),
-    ("one node at 0.9x speed", lambda scenario: with_slow_node(scenario, LESS)),
+PERTURBATIONS: Final[tuple[tuple[str, Callable[[Scenario], Scenario | None]], ...]] = (
+    ("network links at 0.9x bandwidth", _slower_network),
+    ("NVLink (else PCIe) at 0.9x bandwidth", _slower_node_links),
+    ("matmuls and attention at 0.9x speed", lambda scenario: with_matmul_slowdown(scenario, 1.0 / REDUCED_SPEED)),
+    ("one node at 0.9x speed", lambda scenario: with_slow_node(scenario, REDUCED_SPEED)),
     ("microbatches of half the size", _half_microbatches),
 )
 
 
-def changed_score(shared: Shared, objective: Objective, candidate: Candidate, number: int) -> float | None:
+def perturbed_score(
+    packed: PackedScenario, objective: Objective, candidate: LayoutCandidate, index: int
+) -> float | None:
     """The score of a layout with a change; None where there is nothing to change, or what comes of it cannot run."""
-    _, change = CHANGES[number]
+    _, change = PERTURBATIONS[index]
     try:
-        changed = change(shared().with_overrides(candidate.overrides))
+        changed = change(packed().with_overrides(candidate.overrides))
         if changed is None or find_problems(changed) or not fits_in_memory(changed):
             return None
-        estimate = extended(changed) if objective.near(changed) else None
+        estimate = extrapolate_step(changed) if objective.allows_estimates(changed) else None
         return objective.score(simulate(changed) if estimate is None else estimate)
     except ClusterSimError:
         return None
 
 
-def changes_of(scores: list[list[float | None]]) -> tuple[Change, ...]:
+def label_scores(scores: list[list[float | None]]) -> tuple[SensitivityCase, ...]:
     """Scores by change and layout, with their words."""
-    return tuple(Change(words, tuple(row)) for (words, _), row in zip(CHANGES, scores, strict=True))
+    return tuple(SensitivityCase(label, tuple(row)) for (label, _), row in zip(PERTURBATIONS, scores, strict=True))

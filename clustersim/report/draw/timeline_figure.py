@@ -10,85 +10,96 @@ from dataclasses import asdict, replace
 from html import escape
 from typing import Any, Final
 
-from clustersim.report.draw.charts import plot, ticks
-from clustersim.report.figure import Figure, axis, time_scale
-from clustersim.report.html_document import Card, card, prose
-from clustersim.report.theme import CATEGORIES, Category, chunk_shade, text_colour
-from clustersim.report.timeline_arrays import Drawing, drawing
-from clustersim.report.timeline_data import Row, Timeline
+from clustersim.report.draw.charts import tick_labels, xy_figure
+from clustersim.report.figure import Figure, axis_layout, time_scale
+from clustersim.report.html_document import Panel, figure_panel, render_text
+from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle, chunk_shade, contrasting_text_colour
+from clustersim.report.timeline_arrays import TimelineDrawing, build_drawing
+from clustersim.report.timeline_data import PipelineTimeline, TimelineRow
 
 _COMPUTE_TOP: Final = -0.42
 _COMPUTE_HEIGHT: Final = 0.56
 _LANES_HEIGHT: Final = 0.26
-_FEW_ROWS: Final = 110  # pixels of each of one or two rows
+_TALL_ROW_PIXELS: Final = 110  # pixels of each of one or two rows
 _TITLES: Final = ("Timeline", "Pipeline timeline")
 
 
-def timeline_card(timeline: Timeline) -> Card:
+def timeline_panel(timeline: PipelineTimeline) -> Panel:
     """When each row does what."""
-    drawn, several = drawing(timeline), len(timeline.rows) > 1
-    slow = any(row.told for row in timeline.rows)
-    lead = prose("timeline", row=timeline.row_word, several=several, slow=slow, ends=timeline.ends)
-    return card(_TITLES[several], timeline_figure(drawn), lead=lead, caption=timeline_caption(drawn))
+    drawing, has_several_rows = build_drawing(timeline), len(timeline.rows) > 1
+    has_slow_rows = any(row.qualifier for row in timeline.rows)
+    lead = render_text(
+        "timeline", row=timeline.row_type, several=has_several_rows, slow=has_slow_rows, ends=timeline.step_ends
+    )
+    return figure_panel(
+        _TITLES[has_several_rows], timeline_figure(drawing), lead=lead, caption=timeline_caption(drawing)
+    )
 
 
-def timeline_figure(drawn: Drawing, *, name: str = "timeline") -> Figure:
+def timeline_figure(drawing: TimelineDrawing, *, name: str = "timeline") -> Figure:
     """The figure of a drawing; figures of one page have different names."""
-    rows, scale = drawn.rows, time_scale(drawn.whole)
-    middles = [place + _COMPUTE_TOP + _COMPUTE_HEIGHT / 2 for place in range(len(rows))]
-    each = _FEW_ROWS if len(rows) <= 2 else max(20, min(52, 1000 // len(rows)))
-    top, bottom, end = -0.55, len(rows) - 0.5, drawn.whole / scale.size or 1
+    rows, scale = drawing.rows, time_scale(drawing.end_seconds)
+    middles = [index + _COMPUTE_TOP + _COMPUTE_HEIGHT / 2 for index in range(len(rows))]
+    row_pixels = _TALL_ROW_PIXELS if len(rows) <= 2 else max(20, min(52, 1000 // len(rows)))
+    top, bottom, end = -0.55, len(rows) - 0.5, drawing.end_seconds / scale.unit_size or 1
     titles, short = [escape(row.title) + "  " for row in rows], [escape(row.short) + " " for row in rows]
-    x = axis(f"time [{scale.unit}]", range=[0, end], minallowed=0, maxallowed=end)
-    y = axis("", range=[bottom, top], minallowed=top, maxallowed=bottom, showgrid=False, **ticks(middles, titles))
+    x = axis_layout(f"time [{scale.unit}]", range=[0, end], minallowed=0, maxallowed=end)
+    y = axis_layout(
+        "", range=[bottom, top], minallowed=top, maxallowed=bottom, showgrid=False, **tick_labels(middles, titles)
+    )
     narrow = {"yaxis": {"ticktext": short}, "legend": {"font": {"size": 9}}}
-    figure = plot(name, [], x, y, height=120 + each * len(rows), narrow=narrow, uirevision=name)
-    return replace(figure, behaviour="timeline", arrays=drawn.arrays, facts=_facts(drawn, scale.size))
+    figure = xy_figure(name, [], x, y, height=120 + row_pixels * len(rows), narrow=narrow, uirevision=name)
+    return replace(
+        figure, client_script="timeline", arrays=drawing.arrays, script_data=_script_data(drawing, scale.unit_size)
+    )
 
 
-def _facts(drawn: Drawing, size: float) -> dict[str, Any]:
+def _script_data(drawing: TimelineDrawing, unit_size: float) -> dict[str, Any]:
     """What the browser must know beside the arrays."""
-    timeline = drawn.timeline
+    timeline = drawing.timeline
     return {
-        "rows": [_row(row) for row in drawn.rows],
+        "rows": [_row_data(row) for row in drawing.rows],
         "lanes": list(timeline.lanes),
-        "bands": lane_bands(len(timeline.lanes)),
-        "looks": [_look(category, drawn.chunks) for category in CATEGORIES],
-        "present": drawn.looks,
+        "bands": lane_geometry(len(timeline.lanes)),
+        "looks": [_style_data(category, drawing.max_chunks) for category in CATEGORY_STYLES],
+        "present": drawing.visible_styles,
         "texts": list(timeline.spans.texts),
-        "labels": [asdict(label) for label in drawn.kernels.labels],
-        "tick": drawn.tick,
-        "size": size,
-        "whole": drawn.whole,
-        "perStep": timeline.spans.per_step,
-        "microbatches": timeline.spans.per_step or int(timeline.spans.microbatch.max(initial=0)) + 1,
-        "several": bool(timeline.spans.microbatch.max(initial=0) > 0 and not drawn.boxes.bin),
-        "boxWord": "spans" if drawn.boxes.bin else "passes or messages",
+        "labels": [asdict(label) for label in drawing.kernels.labels],
+        "tick": drawing.tick_seconds,
+        "size": unit_size,
+        "whole": drawing.end_seconds,
+        "perStep": timeline.spans.microbatches_per_step,
+        "microbatches": timeline.spans.microbatches_per_step or int(timeline.spans.microbatch.max(initial=0)) + 1,
+        "several": bool(timeline.spans.microbatch.max(initial=0) > 0 and not drawing.boxes.bin_seconds),
+        "boxWord": "spans" if drawing.boxes.bin_seconds else "passes or messages",
     }
 
 
-def lane_bands(lanes: int) -> list[tuple[float, float]]:
+def lane_geometry(lane_count: int) -> list[tuple[float, float]]:
     """Centre (relative to the row) and height of every lane: computation above, the others share what is below it."""
-    each = _LANES_HEIGHT / max(1, lanes - 1)
-    thin = [(_COMPUTE_TOP + _COMPUTE_HEIGHT + 0.03 + each * (lane - 0.5), each) for lane in range(1, lanes)]
-    return [(_COMPUTE_TOP + _COMPUTE_HEIGHT / 2, _COMPUTE_HEIGHT), *thin]
+    lane_height = _LANES_HEIGHT / max(1, lane_count - 1)
+    comm_lanes = [
+        (_COMPUTE_TOP + _COMPUTE_HEIGHT + 0.03 + lane_height * (lane - 0.5), lane_height)
+        for lane in range(1, lane_count)
+    ]
+    return [(_COMPUTE_TOP + _COMPUTE_HEIGHT / 2, _COMPUTE_HEIGHT), *comm_lanes]
 
 
-def _row(row: Row) -> dict[str, Any]:
-    words = f"{row.label} · {row.told or f'rank {row.rank}'}"
-    words += f", for {row.stands_for:,} ranks" if row.stands_for > 1 else ""
-    return {"title": row.title, "words": words, "rank": row.rank}
+def _row_data(row: TimelineRow) -> dict[str, Any]:
+    description = f"{row.label} · {row.qualifier or f'rank {row.rank}'}"
+    description += f", for {row.represented_count:,} ranks" if row.represented_count > 1 else ""
+    return {"title": row.title, "words": description, "rank": row.rank}
 
 
-def _look(category: Category, chunks: int) -> dict[str, Any]:
+def _style_data(style: CategoryStyle, chunk_count: int) -> dict[str, Any]:
     """A category's colours, one for each model chunk, and the ink that is read best on them."""
-    shades = [chunk_shade(category.colour, chunk, chunks) for chunk in range(chunks)]
+    shades = [chunk_shade(style.colour, chunk, chunk_count) for chunk in range(chunk_count)]
     return {
-        "label": category.label, "colour": category.colour, "pattern": category.pattern,
-        "shades": shades, "inks": [text_colour(shade) for shade in shades],
+        "label": style.label, "colour": style.colour, "pattern": style.pattern,
+        "shades": shades, "inks": [contrasting_text_colour(shade) for shade in shades],
     }  # fmt: skip
 
 
-def timeline_caption(drawn: Drawing) -> str:
+def timeline_caption(drawing: TimelineDrawing) -> str:
     """What the reader must know about the rows and how the figure was reduced; empty if nothing."""
-    return prose("timeline_caption", drawn=drawn).strip()
+    return render_text("timeline_caption", drawn=drawing).strip()

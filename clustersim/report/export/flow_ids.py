@@ -13,63 +13,71 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.program.program import ProcessGroups, Program
 from clustersim.program.task import ComputeTask, ReceiveTask, SendTask, Task
-from clustersim.report.export.span_descriptions import Label
-from clustersim.report.export.span_table import Spans
+from clustersim.report.export.span_descriptions import SpanDescription
+from clustersim.report.export.span_table import SpanTable
 
-NONE: Final = 0
+NO_FLOW: Final = 0
 """The number of what belongs to nothing."""
-_PLACES: Final = 1 << 14  # operations of a block
-_EVENTS: Final = 1 << 22  # messages, or tasks of a program
+_MAX_OPERATIONS: Final = 1 << 14  # operations of a block
+_MAX_EVENTS: Final = 1 << 22  # messages, or tasks of a program
 
 
-class Flows:
+class FlowIds:
     """Numbers of the messages and collectives among some ranks."""
 
     def __init__(self, program: Program, ranks: Sequence[int]) -> None:
-        written = np.zeros(program.world_size, dtype=np.bool_)
-        written[list(ranks)] = True
-        ends = [_ends(groups, written) for groups in program.groups.values()]
-        self._groups = np.array(ends).reshape(-1, program.world_size)
-        self._roles = {role: number for number, role in enumerate(program.groups)}
-        self._kind = program.program_index
+        is_written = np.zeros(program.world_size, dtype=np.bool_)
+        is_written[list(ranks)] = True
+        ends_by_group = [_ranks_by_end(groups, is_written) for groups in program.groups.values()]
+        self._group_indices = np.array(ends_by_group).reshape(-1, program.world_size)
+        self._comm_group_indices = {comm_group: index for index, comm_group in enumerate(program.groups)}
+        self._program_index = program.program_index
         tags = (
             task.tag
-            for rank_program in program.programs
-            for task in rank_program.tasks
+            for program in program.programs
+            for task in program.tasks
             if isinstance(task, SendTask | ReceiveTask)
         )
-        self._tags = {tag: number for number, tag in enumerate(dict.fromkeys(tags))}
-        self._events = [np.array([*self._numbered(item.tasks)]) for item in program.programs]
+        self._tag_indices = {tag: index for index, tag in enumerate(dict.fromkeys(tags))}
+        self._event_indices = [np.array([*self._task_event_indices(program.tasks)]) for program in program.programs]
 
-    def of(self, rank: int, spans: Spans) -> IntArray:
+    def flow_ids(self, rank: int, spans: SpanTable) -> IntArray:
         """[spans] the numbers of a rank's spans."""
-        end = np.array([self._end(label) for label in spans.labels])[spans.label]
-        group = np.where(end >= 0, self._groups[end, rank], -1)
-        event = np.where(spans.alone, self._events[int(self._kind[rank])][spans.task], spans.task)
-        number = ((group * len(self._roles) + end // 2) * _EVENTS + event) * _PLACES + spans.operation + 1
-        return np.where(group >= 0, 1 + number, NONE)
+        end = np.array([self._end_row(label) for label in spans.descriptions])[spans.description]
+        group = np.where(end >= 0, self._group_indices[end, rank], -1)
+        event = np.where(spans.is_task, self._event_indices[int(self._program_index[rank])][spans.task], spans.task)
+        flow_id = (
+            ((group * len(self._comm_group_indices) + end // 2) * _MAX_EVENTS + event) * _MAX_OPERATIONS
+            + spans.operation
+            + 1
+        )
+        return np.where(group >= 0, 1 + flow_id, NO_FLOW)
 
-    def _end(self, label: Label) -> int:
+    def _end_row(self, description: SpanDescription) -> int:
         """The row of `_groups` for an exchange: of those that send or gather, or of those that receive; -1 for none."""
-        return -1 if label.exchange is None else 2 * self._roles[label.exchange.comm_group] + (label.kind == "receive")
+        return (
+            -1
+            if description.comm_op is None
+            else 2 * self._comm_group_indices[description.comm_op.comm_group] + (description.kind == "receive")
+        )
 
-    def _numbered(self, tasks: Sequence[Task]) -> Iterator[int]:
+    def _task_event_indices(self, tasks: Sequence[Task]) -> Iterator[int]:
         """For each task the number of its message, or how many collectives of its role came before."""
         counts: dict[str, int] = {}
         for task in tasks:
             if isinstance(task, SendTask | ReceiveTask):
-                yield self._tags[task.tag]
+                yield self._tag_indices[task.tag]
             elif isinstance(task, ComputeTask):
                 yield 0
             else:
-                role = task.comm_op.comm_group
-                yield counts.setdefault(role, 0)
-                counts[role] += 1
+                comm_group = task.comm_op.comm_group
+                yield counts.setdefault(comm_group, 0)
+                counts[comm_group] += 1
 
 
-def _ends(groups: ProcessGroups, written: np.ndarray) -> list[IntArray]:
+def _ranks_by_end(groups: ProcessGroups, is_written: np.ndarray) -> list[IntArray]:
     """For each rank the group that it is in (sends in, receives in), or -1 where no two members are written."""
-    members = np.append(written[groups.members].sum(axis=1), 0)
-    places = (0, 1) if groups.ordered else (None, None)
-    rows = (groups.group_indices(len(written), member_index=place) for place in places)
-    return [np.where(members[row] > 1, row, -1) for row in rows]
+    members = np.append(is_written[groups.members].sum(axis=1), 0)
+    positions = (0, 1) if groups.ordered else (None, None)
+    group_indices = (groups.group_indices(len(is_written), member_index=position) for position in positions)
+    return [np.where(members[group_index] > 1, group_index, -1) for group_index in group_indices]

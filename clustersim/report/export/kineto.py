@@ -21,15 +21,15 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import HostOp, Stream
-from clustersim.report.export.kineto_kernels import Called, Group, called_exchange, called_kernel
+from clustersim.report.export.kineto_kernels import KinetoKernel, ProcessGroupInfo, to_kineto_comm, to_kineto_kernel
 from clustersim.report.export.rank_selection import TraceRank
-from clustersim.report.export.span_descriptions import Label
-from clustersim.report.export.span_table import Spans, nanoseconds
+from clustersim.report.export.span_descriptions import SpanDescription
+from clustersim.report.export.span_table import SpanTable, to_nanoseconds
 from clustersim.results.simulation_result import SimulationResult
 
 PRODUCER: Final = "clustersim"
-_INSIDE: Final = len(Stream)  # what runs inside passes
-_STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes is 7
+_OPERATION_STREAM: Final = len(Stream)  # what runs inside passes
+_STREAM_IDS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes is 7
     Stream.COMPUTE: 7,
     Stream.DP: 28,
     Stream.SEND_NEXT: 32,
@@ -39,26 +39,26 @@ _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes 
     Stream.H2D: 48,
     Stream.EP: 24,
     Stream.HOST: 1001,  # a thread of the host, which is where its own work is written
-    _INSIDE: 20,
+    _OPERATION_STREAM: 20,
 }
-_HOST: Final = 1000  # process and thread of the host
-_LEAD: Final = 1_000_000  # nanoseconds before the first kernel, in which the host launches it
-_CALLS: Final = {"kernel": ("cudaLaunchKernel", 211), "gpu_memcpy": ("cudaMemcpyAsync", 41)}
+_HOST_PID: Final = 1000  # process and thread of the host
+_LEAD_NS: Final = 1_000_000  # nanoseconds before the first kernel, in which the host launches it
+_RUNTIME_CALLS: Final = {"kernel": ("cudaLaunchKernel", 211), "gpu_memcpy": ("cudaMemcpyAsync", 41)}
 """The runtime's function for each category, and its number in CUPTI."""
-_LAUNCH: Final = 600  # nanoseconds on the host
-_MARGIN: Final = 100  # nanoseconds of the operator around its launch
-_PLACES: Final = ("number", "launch", "inner", "start", "length")
+_LAUNCH_NS: Final = 600  # nanoseconds on the host
+_MARGIN_NS: Final = 100  # nanoseconds of the operator around its launch
+_VARIABLE_FIELDS: Final = ("number", "launch", "inner", "start", "length")
 """What differs from run to run of a kernel: a number, and times."""
-_SAME: Final = {
-    "host": _HOST,
-    "lasts": f"{_LAUNCH / 1000:.3f}",
-    "within": f"{(_LAUNCH - 2 * _MARGIN) / 1000:.3f}",
-    **{name: f"%({name})s" for name in _PLACES},
+_CONSTANT_FIELDS: Final = {
+    "host": _HOST_PID,
+    "lasts": f"{_LAUNCH_NS / 1000:.3f}",
+    "within": f"{(_LAUNCH_NS - 2 * _MARGIN_NS) / 1000:.3f}",
+    **{name: f"%({name})s" for name in _VARIABLE_FIELDS},
 }
-_ON_HOST: Final = (
+_HOST_EVENT: Final = (
     '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$stream,"ts":$start,"dur":$length,$kernel,"External id":$number}}'
 )
-_LAUNCHED: Final = (
+_KERNEL_EVENTS: Final = (
     '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$host,"ts":$launch,"dur":$lasts,$operator"External id":$number}},\n'
     '{"ph":"X","cat":"cuda_runtime","name":"$call","pid":$host,"tid":$host,"ts":$inner,"dur":$within,'
     '"args":{"External id":$number,"cbid":$cbid,"correlation":$number}},\n'
@@ -68,89 +68,110 @@ _LAUNCHED: Final = (
     '$kernel,"External id":$number,"correlation":$number}}'
 )
 """The events of a kernel: its operator, its launch, the arrow from there, and itself; each has the kernel's number."""
-_STEP: Final = (
-    f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":{_HOST},"tid":{_HOST},'
+_STEP_EVENT: Final = (
+    f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":{_HOST_PID},"tid":{_HOST_PID},'
     '"ts":%s,"dur":%s,"args":{}}'
 )
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def write_kineto(result: SimulationResult, rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
+def write_kineto(result: SimulationResult, rank: TraceRank, spans: SpanTable, file: IO[bytes]) -> None:
     """Write one rank's file."""
-    said = _Said(result, rank)
-    runs = _runs(said, spans)
-    file.write(_head(said).encode())
-    for number, event in enumerate(_events(said, runs)):
-        file.write((",\n" * bool(number) + event).encode())
+    templates = _EventTemplates(result, rank)
+    runs = _kernel_runs(templates, spans)
+    file.write(_file_header(templates).encode())
+    for index, event in enumerate(_trace_events(templates, runs)):
+        file.write((",\n" * bool(index) + event).encode())
     file.write(b"\n]}\n")
 
 
-class _Said:
+class _EventTemplates:
     """What a rank runs, each kernel and exchange in words once.
 
-    Of each label its kernel and its exchange: streams, and events but for `_PLACES`, empty for none.
+    Of each label its kernel and its exchange: streams, and events but for `_VARIABLE_FIELDS`, empty for none.
     """
 
     def __init__(self, result: SimulationResult, rank: TraceRank) -> None:
         self.result, self.rank, self._dtype = result, rank, result.scenario.training.recipe.activations
-        self.streams: list[int] = []
-        self.events: list[str] = []
+        self.stream_ids: list[int] = []
+        self.templates: list[str] = []
 
-    def add(self, label: Label, stream: int) -> None:
+    def add(self, description: SpanDescription, stream: int) -> None:
         """Put a span's kernel and its exchange into words."""
-        kernel = exchange = ""
-        if label.kernel is not None:
-            more = {"bound": label.bound, "work": label.work}
-            kernel = _words(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
-        if label.exchange is not None:
-            timing, received = self.result.cost.comm_timing_by_group(label.exchange), label.kind == "receive"
-            group = self._group(label.exchange.comm_group, received=received)
-            called = called_exchange(label.exchange, timing, group, self._dtype, received=received)
-            exchange = _words(called, _STREAMS[stream], {"bound": timing.bottleneck.value, "does": label.exchange.name})
-        self.events += kernel, exchange
-        self.streams += _STREAMS[Stream.COMPUTE], _STREAMS[stream]
+        kernel = comm = ""
+        if description.kernel is not None:
+            kernel_arguments = {"bound": description.bound, "work": description.work}
+            kernel = _render_template(
+                to_kineto_kernel(description.kernel), _STREAM_IDS[Stream.COMPUTE], kernel_arguments
+            )
+        if description.comm_op is not None:
+            timing, is_receive = (
+                self.result.cost.comm_timing_by_group(description.comm_op),
+                description.kind == "receive",
+            )
+            group = self._process_group(description.comm_op.comm_group, received=is_receive)
+            comm_kernel = to_kineto_comm(description.comm_op, timing, group, self._dtype, is_receive=is_receive)
+            comm = _render_template(
+                comm_kernel, _STREAM_IDS[stream], {"bound": timing.bottleneck.value, "does": description.comm_op.name}
+            )
+        self.templates += kernel, comm
+        self.stream_ids += _STREAM_IDS[Stream.COMPUTE], _STREAM_IDS[stream]
 
-    def groups(self) -> list[Group]:
+    def process_groups(self) -> list[ProcessGroupInfo]:
         """The groups that the rank communicates in."""
         program = self.result.program.programs[int(self.result.program.program_index[self.rank.rank])]
-        roles = sorted({comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)})
-        found = (self._group(role, received=received) for role in roles for received in (False, True))
-        return list({group["pg_name"]: group for group in found if group["ranks"]}.values())
+        comm_groups = sorted({comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)})
+        candidates = (
+            self._process_group(comm_group, received=received)
+            for comm_group in comm_groups
+            for received in (False, True)
+        )
+        return list({group["pg_name"]: group for group in candidates if group["ranks"]}.values())
 
-    def _group(self, role: str, *, received: bool) -> Group:
+    def _process_group(self, comm_group: str, *, received: bool) -> ProcessGroupInfo:
         """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""
-        groups, rank = self.result.program.groups[role], self.rank.rank
-        row = int(
+        groups, rank = self.result.program.groups[comm_group], self.rank.rank
+        group_index = int(
             groups.group_indices(self.result.rank_count, member_index=int(received) if groups.ordered else None)[rank]
         )
-        ranks = groups.members[row].tolist() if row >= 0 else []
-        group = {"pg_name": f"{role}_{row}", "pg_desc": role, "backend_config": "cuda:nccl", "pg_size": len(ranks)}
+        ranks = groups.members[group_index].tolist() if group_index >= 0 else []
+        group = {
+            "pg_name": f"{comm_group}_{group_index}",
+            "pg_desc": comm_group,
+            "backend_config": "cuda:nccl",
+            "pg_size": len(ranks),
+        }
         return group | {"ranks": ranks}
 
 
-def _runs(said: _Said, spans: Spans) -> IntArray:
+def _kernel_runs(templates: _EventTemplates, spans: SpanTable) -> IntArray:
     """Every kernel and exchange by start: start and end in nanoseconds, place in the words, step: [4, n].
 
     Of a span that is both, the kernel begins with it and the exchange ends with it.
     """
-    stream = np.where(spans.alone, spans.stream, _INSIDE)
-    key, place = np.unique(spans.label * len(_STREAMS) + stream, return_inverse=True)
-    for label, number in (divmod(item, len(_STREAMS)) for item in key.tolist()):
-        said.add(spans.labels[label], number)
-    start, end = nanoseconds((spans.start, spans.moving)), nanoseconds((spans.computed, spans.end))
-    which, step = 2 * place + np.array([[0], [1]]), spans.program.step_indices(said.result.scenario.steps)[spans.task]
-    there = np.fromiter(map(bool, said.events), np.bool_)[which].T
-    runs: IntArray = np.stack((start, end, which, np.broadcast_to(step, which.shape))).swapaxes(1, 2)[:, there]
+    stream = np.where(spans.is_task, spans.stream, _OPERATION_STREAM)
+    key, label_index = np.unique(spans.description * len(_STREAM_IDS) + stream, return_inverse=True)
+    for description, stream_index in (divmod(item, len(_STREAM_IDS)) for item in key.tolist()):
+        templates.add(spans.descriptions[description], stream_index)
+    start, end = to_nanoseconds((spans.start, spans.transfer_start)), to_nanoseconds((spans.kernel_end, spans.end))
+    template_index, step = (
+        2 * label_index + np.array([[0], [1]]),
+        spans.program.step_indices(templates.result.scenario.steps)[spans.task],
+    )
+    is_present = np.fromiter(map(bool, templates.templates), np.bool_)[template_index].T
+    runs: IntArray = np.stack((start, end, template_index, np.broadcast_to(step, template_index.shape))).swapaxes(1, 2)[
+        :, is_present
+    ]
     return runs[:, np.argsort(runs[0], kind="stable")]
 
 
-def _head(said: _Said) -> str:
+def _file_header(templates: _EventTemplates) -> str:
     """What stands before the events; on lines of their own, because HTA looks for the rank line by line."""
-    result, rank, groups = said.result, said.rank.rank, said.groups()
+    result, rank, groups = templates.result, templates.rank.rank, templates.process_groups()
     accelerators, kind = result.scenario.cluster.accelerator_kinds()
     accelerator = accelerators[int(kind[rank])]
     device = {"id": 0, "name": accelerator.name, "totalGlobalMem": int(accelerator.memory_bytes)}
-    ranks = {
+    distributed_info = {
         "backend": "nccl",
         "rank": rank,
         "world_size": result.rank_count,
@@ -161,7 +182,7 @@ def _head(said: _Said) -> str:
         "producer": f"{PRODUCER} {version(PRODUCER)}: {result.scenario.name}",
         "schemaVersion": 1,
         "deviceProperties": [device | {"numSms": accelerator.compute_units}],
-        "distributedInfo": ranks,
+        "distributedInfo": distributed_info,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
     }
@@ -169,52 +190,54 @@ def _head(said: _Said) -> str:
     return "{\n" + ",\n".join([*lines, '"traceEvents": [\n'])
 
 
-def _events(said: _Said, runs: IntArray) -> Iterator[str]:
-    words = f"{said.rank.stage}, {said.rank.name}"
-    for process, name in ((_HOST, f"host of {words} (drawn, not simulated)"), (0, f"GPU of {words}")):
-        named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
-        yield _encode(named)
+def _trace_events(templates: _EventTemplates, runs: IntArray) -> Iterator[str]:
+    rank_label = f"{templates.rank.stage}, {templates.rank.name}"
+    for process, name in ((_HOST_PID, f"host of {rank_label} (drawn, not simulated)"), (0, f"GPU of {rank_label}")):
+        metadata = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
+        yield _encode(metadata)
     if not runs.size:
         return
-    start, end, which, _ = runs
-    launch = _launches(start)
-    bounds = np.array([0, *_begins(said, runs, launch), launch[-1] + _LAUNCH])
-    for number, times in enumerate(zip(_written(bounds[:-1]), _written(np.diff(bounds)), strict=True)):
-        yield _STEP % (number, *times)
-    columns = map(_written, (launch, launch + _MARGIN, start + _LEAD, end - start))
-    for place, *row in zip(which.tolist(), range(1, len(start) + 1), *columns, strict=True):
-        yield said.events[place] % dict(zip(_PLACES, row, strict=True))
+    start, end, template_index, _ = runs
+    launch = _launch_times(start)
+    bounds = np.array([0, *_step_begins(templates, runs, launch), launch[-1] + _LAUNCH_NS])
+    for step_index, times in enumerate(
+        zip(_format_microseconds(bounds[:-1]), _format_microseconds(np.diff(bounds)), strict=True)
+    ):
+        yield _STEP_EVENT % (step_index, *times)
+    columns = map(_format_microseconds, (launch, launch + _MARGIN_NS, start + _LEAD_NS, end - start))
+    for template, *values in zip(template_index.tolist(), range(1, len(start) + 1), *columns, strict=True):
+        yield templates.templates[template] % dict(zip(_VARIABLE_FIELDS, values, strict=True))
 
 
-def _written(times: IntArray) -> list[str]:
+def _format_microseconds(times: IntArray) -> list[str]:
     """Nanoseconds in microseconds."""
     return [f"{time // 1000}.{time % 1000:03d}" for time in times.tolist()]
 
 
-def _words(called: Called, stream: int, more: dict[str, Any]) -> str:
-    """What is written of a kernel, or of what the host computes itself, on a thread of its own, but for `_PLACES`."""
-    said = {"device": 0, "context": 1, "stream": stream, "queued": 0} | called.device | more
-    call, number = _CALLS.get(called.category, ("", 0))
-    same = {
-        "stream": stream, "category": called.category, "call": call, "cbid": number,
-        "kernel": _encode({"name": called.kernel, "args": said})[1:-2],
-        "operator": _encode({"name": called.operator, "args": called.arguments})[1:-2] + "," * bool(called.arguments),
+def _render_template(launch: KinetoKernel, stream: int, extra: dict[str, Any]) -> str:
+    """What is written of a kernel, or of what the host computes itself, on a thread of its own, but for `_VARIABLE_FIELDS`."""
+    arguments = {"device": 0, "context": 1, "stream": stream, "queued": 0} | launch.device_arguments | extra
+    call, cbid = _RUNTIME_CALLS.get(launch.category, ("", 0))
+    fields = {
+        "stream": stream, "category": launch.category, "call": call, "cbid": cbid,
+        "kernel": _encode({"name": launch.kernel, "args": arguments})[1:-2],
+        "operator": _encode({"name": launch.operator, "args": launch.arguments})[1:-2] + "," * bool(launch.arguments),
     }  # fmt: skip
-    escaped = {name: str(value).replace("%", "%%") for name, value in same.items()}
-    return Template(_LAUNCHED if call else _ON_HOST).substitute(_SAME | escaped)
+    escaped = {name: str(value).replace("%", "%%") for name, value in fields.items()}
+    return Template(_KERNEL_EVENTS if call else _HOST_EVENT).substitute(_CONSTANT_FIELDS | escaped)
 
 
-def _launches(start: IntArray) -> IntArray:
+def _launch_times(start: IntArray) -> IntArray:
     """When the host begins to launch each kernel: just before it starts, one after the other: [n] nanoseconds."""
-    place = np.arange(len(start)) * _LAUNCH
-    latest = np.minimum.accumulate((start - place)[::-1])[::-1] + place
-    launch: IntArray = np.maximum(latest + _LEAD - _LAUNCH, 0)
+    earliest_offset = np.arange(len(start)) * _LAUNCH_NS
+    latest = np.minimum.accumulate((start - earliest_offset)[::-1])[::-1] + earliest_offset
+    launch: IntArray = np.maximum(latest + _LEAD_NS - _LAUNCH_NS, 0)
     return launch
 
 
-def _begins(said: _Said, runs: IntArray, launch: IntArray) -> list[int]:
+def _step_begins(templates: _EventTemplates, runs: IntArray, launch: IntArray) -> list[int]:
     """When the host's marks of steps but the first begin: when the first pass of the step is launched."""
-    _, _, which, step = runs
-    passes = np.array(said.streams)[which] == _STREAMS[Stream.COMPUTE]
-    steps = range(1, said.result.scenario.steps)
-    return [int(launch[passes & (step == item)].min(initial=int(launch[-1]))) for item in steps]
+    _, _, template_index, step = runs
+    is_compute = np.array(templates.stream_ids)[template_index] == _STREAM_IDS[Stream.COMPUTE]
+    steps = range(1, templates.result.scenario.steps)
+    return [int(launch[is_compute & (step == item)].min(initial=int(launch[-1]))) for item in steps]

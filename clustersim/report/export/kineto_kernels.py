@@ -21,9 +21,9 @@ from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.cost.timing import CommTiming
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.program.task import CollectiveType, CommOp, HostOp, HostOpKind, TokenDispatcher
-from clustersim.report.export.span_descriptions import shape_words
+from clustersim.report.export.span_descriptions import format_kernel_shape
 
-_NCCL: Final = {  # the kernel's name, and the name that c10d gives the collective
+_NCCL_NAMES: Final = {  # the kernel's name, and the name that c10d gives the collective
     CollectiveType.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
     CollectiveType.ALL_GATHER: ("AllGather", "_allgather_base"),
     CollectiveType.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
@@ -35,42 +35,42 @@ _NCCL: Final = {  # the kernel's name, and the name that c10d gives the collecti
     CollectiveType.SEND_RECV: ("SendRecv", "send"),
     CollectiveType.SHIFT: ("SendRecv", "coalesced"),
 }
-_DISPATCHERS: Final = {
+_DISPATCHER_NAMESPACES: Final = {
     TokenDispatcher.DEEPEP: "deep_ep",
     TokenDispatcher.DEEPEP_V2: "deep_ep",
     TokenDispatcher.HYBRIDEP: "hybrid_ep",
 }
-_MEMCPY: Final = {
+_MEMCPY_NAMES: Final = {
     HostOpKind.D2H: "Memcpy DtoH (Device -> Pinned)",
     HostOpKind.H2D: "Memcpy HtoD (Pinned -> Device)",
 }
-_SHARED_OUT: Final = (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER)  # each member ends with its share
-_SHARED_IN: Final = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)  # each member begins with its share
-_NCCL_FORMATS: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
-_C10_FORMATS: Final = {
+_SHARDED_OUTPUT: Final = (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER)  # each member ends with its share
+_SHARDED_INPUT: Final = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)  # each member begins with its share
+_NCCL_DTYPES: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
+_C10_DTYPES: Final = {
     DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
     **dict.fromkeys(LOW_PRECISION_DTYPES, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
 }  # fmt: skip
-_SCALES: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
+_SCALE_FORMATS: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
     DType.FP8: ("float", None),
     DType.FP8_ROWWISE: ("float", math.inf),
     DType.FP8_BLOCKWISE: ("float", 128),
     DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
     DType.NVFP4: ("c10::Float8_e4m3fn", 16),
 }
-_PRODUCTS: Final = {  # whether scaled, whether several: the operator, and how many more it is not given
+_MATMUL_OPERATORS: Final = {  # whether scaled, whether several: the operator, and how many more it is not given
     (False, False): ("aten::mm", 0),
     (False, True): ("aten::bmm", 0),
     (True, False): ("aten::_scaled_mm", 4),
     (True, True): ("aten::_scaled_grouped_mm", 5),
 }
-_LISTED: Final = 16  # ranks of a group that an event lists
-Group = dict[str, Any]
+_MAX_LISTED_RANKS: Final = 16  # ranks of a group that an event lists
+ProcessGroupInfo = dict[str, Any]
 """A process group, as the head of a file has it: its name among all groups, what it is for, its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class KinetoKernel:
     """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel.
 
     category: what the profiler calls its kind.
@@ -79,73 +79,75 @@ class Called:
     operator: str
     arguments: dict[str, Any]
     kernel: str
-    device: dict[str, Any]
+    device_arguments: dict[str, Any]
     category: str = "kernel"
 
 
-def called_kernel(kernel: Kernel) -> Called:
+def to_kineto_kernel(kernel: Kernel) -> KinetoKernel:
     """A kernel as PyTorch calls it."""
     name = f"{kernel.kind.value}_{kernel.dtype.value}::{kernel.name}"
     operator, arguments = _operator(kernel)
     device: dict[str, Any] = {"flop": int(kernel.flops), "memory bytes": int(kernel.bytes)}
-    made = {"casts": shape_words(kernel.shape)} if kernel.kind is KernelKind.CAST else {}
-    return Called(operator, arguments, name, device | made)
+    cast_argument = {"casts": format_kernel_shape(kernel.shape)} if kernel.kind is KernelKind.CAST else {}
+    return KinetoKernel(operator, arguments, name, device | cast_argument)
 
 
-def called_exchange(exchange: CommOp, timing: CommTiming, group: Group, dtype: DType, *, received: bool) -> Called:
+def to_kineto_comm(
+    comm_op: CommOp, timing: CommTiming, group: ProcessGroupInfo, dtype: DType, *, is_receive: bool
+) -> KinetoKernel:
     """A collective, or a message that is sent or received, as c10d calls NCCL; or what others call."""
-    if isinstance(exchange, HostOp):
-        return _called_host(exchange)
-    if exchange.routing is not None and exchange.collective.is_token_routing:
-        return _called_dispatcher(exchange, exchange.routing.dispatcher, group)
-    kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
+    if isinstance(comm_op, HostOp):
+        return _to_kineto_host_op(comm_op)
+    if comm_op.routing is not None and comm_op.collective.is_token_routing:
+        return _to_kineto_dispatch(comm_op, comm_op.routing.dispatcher, group)
+    kernel, name = ("SendRecv", "recv") if is_receive else _NCCL_NAMES[comm_op.collective]
     suffix = "" if kernel == "SendRecv" else "_" + re.sub(r"[^A-Z0-9]+", "_", timing.algorithm.upper()).strip("_")
-    kernel = f"ncclDevKernel_{kernel.format(_NCCL_FORMATS[dtype])}{suffix}(ncclDevKernelArgsStorage<4096ul>)"
-    size, elements = group["pg_size"], int(exchange.payload // dtype.bytes)
+    kernel = f"ncclDevKernel_{kernel.format(_NCCL_DTYPES[dtype])}{suffix}(ncclDevKernelArgsStorage<4096ul>)"
+    group_size, elements = group["pg_size"], int(comm_op.payload // dtype.bytes)
     arguments = {
         "Collective name": name,
-        "In msg nelems": elements // size if exchange.collective in _SHARED_IN else elements,
-        "Out msg nelems": elements // size if exchange.collective in _SHARED_OUT else elements,
-        "Group size": size,
-        "dtype": _C10_FORMATS[dtype],
+        "In msg nelems": elements // group_size if comm_op.collective in _SHARDED_INPUT else elements,
+        "Out msg nelems": elements // group_size if comm_op.collective in _SHARDED_OUTPUT else elements,
+        "Group size": group_size,
+        "dtype": _C10_DTYPES[dtype],
         "Process Group Name": group["pg_name"],
         "Process Group Description": group["pg_desc"],
-        "Process Group Ranks": _listed(group["ranks"]),
+        "Process Group Ranks": _format_ranks(group["ranks"]),
     }
-    return Called("record_param_comms", arguments, kernel, arguments)
+    return KinetoKernel("record_param_comms", arguments, kernel, arguments)
 
 
-def _called_dispatcher(exchange: CommOp, dispatcher: TokenDispatcher, group: Group) -> Called:
+def _to_kineto_dispatch(comm_op: CommOp, dispatcher: TokenDispatcher, group: ProcessGroupInfo) -> KinetoKernel:
     """Kernels that send tokens to experts or get results back, by their namespace."""
-    name = f"{_DISPATCHERS[dispatcher]}::{exchange.collective.value}"
-    arguments = {"Group size": group["pg_size"], "Process Group Ranks": _listed(group["ranks"])}
-    return Called(name, arguments, name, {"bytes": int(exchange.payload)})
+    name = f"{_DISPATCHER_NAMESPACES[dispatcher]}::{comm_op.collective.value}"
+    arguments = {"Group size": group["pg_size"], "Process Group Ranks": _format_ranks(group["ranks"])}
+    return KinetoKernel(name, arguments, name, {"bytes": int(comm_op.payload)})
 
 
-def _called_host(exchange: HostOp) -> Called:
+def _to_kineto_host_op(host_op: HostOp) -> KinetoKernel:
     """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
-    if exchange.kind is HostOpKind.ON_HOST:
-        return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
-    kernel = _MEMCPY[exchange.kind]
-    return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
+    if host_op.kind is HostOpKind.ON_HOST:
+        return KinetoKernel(host_op.name, {}, host_op.name, {"bytes": int(host_op.payload)}, category="cpu_op")
+    kernel = _MEMCPY_NAMES[host_op.kind]
+    return KinetoKernel("aten::copy_", {}, kernel, {"bytes": int(host_op.payload)}, category="gpu_memcpy")
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    words = [str(rank) for rank in ranks]
-    return f"[{', '.join(words if len(words) <= _LISTED else [*words[: _LISTED - 1], '...', words[-1]])}]"
+def _format_ranks(ranks: Sequence[int]) -> str:
+    labels = [str(rank) for rank in ranks]
+    return f"[{', '.join(labels if len(labels) <= _MAX_LISTED_RANKS else [*labels[: _MAX_LISTED_RANKS - 1], '...', labels[-1]])}]"
 
 
 def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
     """The operator's name and arguments, as the profiler writes them with `record_shapes`."""
     match kernel.shape:
         case MatmulShape() as shape:
-            return _product(shape, kernel.dtype)
+            return _matmul_operator(shape, kernel.dtype)
         case AttentionShape() as shape if kernel.kind is KernelKind.ATTENTION_FORWARD:
-            return _attention(shape, kernel.dtype)
+            return _attention_operator(shape, kernel.dtype)
     return f"clustersim::{kernel.kind.value}", {}
 
 
-def _attention(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]]:
+def _attention_operator(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]]:
     """PyTorch's own attention has no window; the flash-attn package's has, and counts the keys before the query's."""
     queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
     keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
@@ -154,44 +156,51 @@ def _attention(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]
         queries, keys = ([batch, tokens, heads, width] for batch, heads, tokens, width in (queries, keys))
         name = "flash_attn::_flash_attn_forward"
         concrete = ["", "", "", "0.", "", str(shape.causal), str(shape.window - 1), "0", "0.", "", "False"]
-    return name, _arguments([queries, keys, keys], [_word(dtype)] * 3, concrete, more="Scalar")
+    return name, _operator_arguments([queries, keys, keys], [_c10_dtype(dtype)] * 3, concrete, scalar_type="Scalar")
 
 
-def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
+def _matmul_operator(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
     """Operands of scaled products lie along what is summed over, A by rows and B by columns, as they were cast."""
-    m, n, k, scaled, several = shape.m, shape.n, shape.k, dtype in LOW_PRECISION_DTYPES, shape.batch != 1
-    dims, words = [[m, k], [k, n]], [_word(dtype)] * 2
-    strides = [[k, 1], [1, k] if scaled or shape.operands is MatmulLayout.NT else [n, 1]]
-    if scaled:
-        dims, words = dims + _scales(shape, dtype), words + [_SCALES[dtype][0]] * 2
+    m, n, k, is_scaled, is_batched = shape.m, shape.n, shape.k, dtype in LOW_PRECISION_DTYPES, shape.batch != 1
+    dimensions, dtypes = [[m, k], [k, n]], [_c10_dtype(dtype)] * 2
+    strides = [[k, 1], [1, k] if is_scaled or shape.operands is MatmulLayout.NT else [n, 1]]
+    if is_scaled:
+        dimensions, dtypes = dimensions + _scale_dimensions(shape, dtype), dtypes + [_SCALE_FORMATS[dtype][0]] * 2
     elif shape.operands is MatmulLayout.TN:
         strides[0] = [1, m]
-    if several:
-        strides = [[rows * columns, *stride] for (rows, columns), stride in zip(dims[:2], strides, strict=True)]
-        dims = [[shape.batch, *dim] for dim in dims]
-    name, absent = _PRODUCTS[scaled, several]
-    return name, _arguments(dims, words, [""] * (len(dims) + absent)) | {"Input Strides": strides}
+    if is_batched:
+        strides = [
+            [row_count * column_count, *dimension]
+            for (row_count, column_count), dimension in zip(dimensions[:2], strides, strict=True)
+        ]
+        dimensions = [[shape.batch, *dimension] for dimension in dimensions]
+    name, absent_count = _MATMUL_OPERATORS[is_scaled, is_batched]
+    return name, _operator_arguments(dimensions, dtypes, [""] * (len(dimensions) + absent_count)) | {
+        "Input Strides": strides
+    }
 
 
-def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
+def _scale_dimensions(shape: MatmulShape, dtype: DType) -> list[list[int]]:
     """Dimensions of the scales of A and B; blocks of 128 are as high as wide in weights, which gradients have not."""
-    _, width = _SCALES[dtype]
+    _, width = _SCALE_FORMATS[dtype]
     if width is None:
         return [[], []]
-    many = math.ceil(shape.k / width) or 1
-    high = 128 if dtype is DType.FP8_BLOCKWISE and shape.operands is not MatmulLayout.TN else 1
-    return [[shape.m, many], [many, math.ceil(shape.n / high)]]
+    block_count = math.ceil(shape.k / width) or 1
+    block_height = 128 if dtype is DType.FP8_BLOCKWISE and shape.operands is not MatmulLayout.TN else 1
+    return [[shape.m, block_count], [block_count, math.ceil(shape.n / block_height)]]
 
 
-def _word(dtype: DType) -> str:
-    return "float" if dtype is DType.FP32 else f"c10::{_C10_FORMATS[dtype]}"
+def _c10_dtype(dtype: DType) -> str:
+    return "float" if dtype is DType.FP32 else f"c10::{_C10_DTYPES[dtype]}"
 
 
-def _arguments(dims: list[list[int]], words: list[str], concrete: list[str], *, more: str = "") -> dict[str, Any]:
+def _operator_arguments(
+    dimensions: list[list[int]], dtypes: list[str], concrete: list[str], *, scalar_type: str = ""
+) -> dict[str, Any]:
     """Arguments that are tensors, and behind them as many more as there are values. more: of which type these are."""
-    rest = len(concrete) - len(dims)
+    scalar_count = len(concrete) - len(dimensions)
     return {
-        "Input Dims": [*dims, *([[]] * rest)],
-        "Input type": [*words, *([more] * rest)],
+        "Input Dims": [*dimensions, *([[]] * scalar_count)],
+        "Input type": [*dtypes, *([scalar_type] * scalar_count)],
         "Concrete Inputs": concrete,
     }

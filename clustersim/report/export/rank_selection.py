@@ -1,6 +1,6 @@
 """Of which ranks are traces written, and what is each called?
 
-Nobody reads a trace of every rank of a large cluster. Of more than `MOST_RANKS` simulated ranks those are written that
+Nobody reads a trace of every rank of a large cluster. Of more than `MAX_RANKS` simulated ranks those are written that
 the page shows: one of each pipeline rank, and stragglers. Or a user says which (`--ranks`). A rank that was not
 simulated is written from the rank that stands for it, whose times are provably its own.
 """
@@ -15,12 +15,12 @@ from clustersim.common.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.report.labels import stage_name
-from clustersim.report.placement_labels import home_of
-from clustersim.report.row_selection import shown_ranks
+from clustersim.report.placement_labels import describe_gpu_of_rank
+from clustersim.report.row_selection import select_ranks
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.stragglers import slowest_ranks
 
-MOST_RANKS: Final = 64
+MAX_RANKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class TraceRank:
     """
 
     rank: int
-    simulated: int
+    representative: int
     stage: str
     coordinates: Mapping[str, int]
     name: str
 
     @property
-    def replica(self) -> int:
+    def replica_index(self) -> int:
         """Its place among the replicas of the model."""
         return self.coordinates[DATA.name]
 
@@ -46,71 +46,87 @@ class TraceRank:
 def default_ranks(result: SimulationResult) -> list[int]:
     """The simulated ranks if they are few, else those that the page shows."""
     ranks: list[int] = result.trace.simulated_ranks.tolist()
-    return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
+    return ranks if len(ranks) <= MAX_RANKS else select_ranks(result)
 
 
-def require_ranks(layout: Layout, choice: str) -> None:
-    """Raise InputError, which says what is legal, for a choice that `ranks_of` cannot follow; an empty one is legal."""
-    for word in choice.split(",") if choice else ():
-        _named(layout, word.strip(), choice)
+def validate_rank_selection(layout: Layout, selection: str) -> None:
+    """Raise InputError, which says what is legal, for a choice that `select_ranks_by_terms` cannot follow; an empty one is legal."""
+    for term in selection.split(",") if selection else ():
+        _resolve_term(layout, term.strip(), selection)
 
 
-def ranks_of(result: SimulationResult, choice: str) -> list[int]:
+def select_ranks_by_terms(result: SimulationResult, selection: str) -> list[int]:
     """The ranks that a choice such as `0:8,stage:3,slowest:4` names, ascending; of an empty one `default_ranks`.
 
-    Raises InputError as `require_ranks` does.
+    Raises InputError as `validate_rank_selection` does.
     """
-    if not choice:
+    if not selection:
         return default_ranks(result)
-    named = [_named(result.scenario.layout, word.strip(), choice) for word in choice.split(",")]
-    most = max(count for _, count in named)
-    slowest = slowest_ranks(result.breakdown, result.program.program_index, result.stragglers, most)
-    return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
+    resolved = [_resolve_term(result.scenario.layout, term.strip(), selection) for term in selection.split(",")]
+    max_slowest = max(count for _, count in resolved)
+    slowest = slowest_ranks(result.breakdown, result.program.program_index, result.stragglers, max_slowest)
+    return sorted(set(slowest).union(*(ranks for ranks, _ in resolved)))
 
 
-def trace_ranks(result: SimulationResult, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
+def describe_trace_ranks(result: SimulationResult, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank.
 
     Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
     and for how many ranks of its class one is written alone.
     """
-    layout, stands, slow = result.scenario.layout, result.trace.representative, result.stragglers.named
-    places = {axis.name: layout.rank_coordinates(axis) for axis in layout.axes}
-    members, written = result.trace.represented_counts, np.bincount(stands[list(ranks)], minlength=result.rank_count)
+    layout, representatives, straggler_ranks = (
+        result.scenario.layout,
+        result.trace.representative,
+        result.stragglers.listed_ranks,
+    )
+    coordinates = {axis.name: layout.rank_coordinates(axis) for axis in layout.axes}
+    represented_counts, exported_counts = (
+        result.trace.represented_counts,
+        np.bincount(representatives[list(ranks)], minlength=result.rank_count),
+    )
     axes = [axis.name for axis in layout.axes if axis.within_layer and layout.all_degrees[axis.name] > 1]
-    found = []
+    trace_ranks = []
     for rank in ranks:
-        simulated, place = int(stands[rank]), {axis: int(array[rank]) for axis, array in places.items()}
-        within = [f"{axis} {place[axis]}" for axis in axes] + [home_of(result.scenario.cluster, rank)]
-        within += [f"for {members[simulated]:,} ranks"] if written[simulated] == 1 < members[simulated] else []
-        words = ", ".join(item for item in within if item)
-        name = f"{'slow ' if rank in slow else ''}rank {rank}" + (f" ({words})" if words else "")
-        stage = stage_name(result.scenario, place[PIPELINE.name])
-        found.append(TraceRank(rank, simulated, stage, place, name))
-    return tuple(sorted(found, key=lambda each: (each.replica, each.coordinates[PIPELINE.name], each.rank)))
+        representative, rank_coordinates = (
+            int(representatives[rank]),
+            {axis: int(coordinate[rank]) for axis, coordinate in coordinates.items()},
+        )
+        details = [f"{axis} {rank_coordinates[axis]}" for axis in axes] + [
+            describe_gpu_of_rank(result.scenario.cluster, rank)
+        ]
+        details += (
+            [f"for {represented_counts[representative]:,} ranks"]
+            if exported_counts[representative] == 1 < represented_counts[representative]
+            else []
+        )
+        detail_text = ", ".join(detail for detail in details if detail)
+        name = f"{'slow ' if rank in straggler_ranks else ''}rank {rank}" + (f" ({detail_text})" if detail_text else "")
+        stage = stage_name(result.scenario, rank_coordinates[PIPELINE.name])
+        trace_ranks.append(TraceRank(rank, representative, stage, rank_coordinates, name))
+    return tuple(sorted(trace_ranks, key=lambda each: (each.replica_index, each.coordinates[PIPELINE.name], each.rank)))
 
 
-def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
+def _resolve_term(layout: Layout, term: str, selection: str) -> tuple[Sequence[int], int]:
     """The ranks that a word names, and how many of the slowest."""
-    kind, colon, number = word.partition(":")
+    keyword, colon, number = term.partition(":")
     ranks: Sequence[int] = ()
     slowest = 0
-    match kind, bool(colon), number.isdecimal():
+    match keyword, bool(colon), number.isdecimal():
         case "all", False, _:
             ranks = range(layout.world_size)
         case "stage", _, True:
             ranks = np.flatnonzero(layout.mesh.rank_coordinates(PIPELINE) == int(number)).tolist()
         case "slowest", _, True:
             slowest = int(number) if int(number) <= layout.world_size else 0
-        case _, False, _ if kind.isdecimal():
-            ranks = range(int(kind), min(int(kind) + 1, layout.world_size))
-        case _, _, True if kind.isdecimal() and int(number) <= layout.world_size:
-            ranks = range(int(kind), int(number))
+        case _, False, _ if keyword.isdecimal():
+            ranks = range(int(keyword), min(int(keyword) + 1, layout.world_size))
+        case _, _, True if keyword.isdecimal() and int(number) <= layout.world_size:
+            ranks = range(int(keyword), int(number))
     if not ranks and not slowest:
-        last, few = layout.world_size - 1, min(8, layout.world_size)
+        last_rank, example_end = layout.world_size - 1, min(8, layout.world_size)
         raise InputError(
-            f"--ranks {choice}: {word or 'an empty word'} does not name ranks from 0 to {last:,}; write one or several "
-            f"of {last} (one rank), 0:{few} (0 to {few - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 "
+            f"--ranks {selection}: {term or 'an empty word'} does not name ranks from 0 to {last_rank:,}; write one or several "
+            f"of {last_rank} (one rank), 0:{example_end} (0 to {example_end - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 "
             f"to {layout.pp - 1}), slowest:{min(4, layout.world_size)} (at most {layout.world_size:,}), all; separated by commas"
         )
     return ranks, slowest

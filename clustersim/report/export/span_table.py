@@ -18,15 +18,20 @@ from clustersim.common.units import Seconds
 from clustersim.program.program import RankProgram
 from clustersim.program.task import ComputeTask, Segment, Stream, Task
 from clustersim.report.export.rank_selection import TraceRank
-from clustersim.report.export.span_descriptions import Label, exchange_label, operation_label, pass_label
+from clustersim.report.export.span_descriptions import (
+    SpanDescription,
+    describe_comm_task,
+    describe_operation,
+    describe_pass,
+)
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.trace.trace import Trace
 
-_KEPT: Final = 8  # simulated ranks whose tables are kept: ranks of several classes come in turn
+_CACHED_TABLES: Final = 8  # simulated ranks whose tables are kept: ranks of several classes come in turn
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class SpanTable:
     """Spans of a simulated rank. program: what it runs; labels: what spans say.
 
     row: [n] of the trace, for an operation that of its pass; task: [n] place in the program; operation: [n] place in
@@ -36,101 +41,115 @@ class Spans:
 
     trace: Trace
     program: RankProgram
-    labels: list[Label]
-    row: IntArray
+    descriptions: list[SpanDescription]
+    event: IntArray
     task: IntArray
     operation: IntArray
-    label: IntArray
+    description: IntArray
     start: FloatArray
     end: FloatArray
-    computed: FloatArray
-    moving: FloatArray
+    kernel_end: FloatArray
+    transfer_start: FloatArray
 
     def __len__(self) -> int:
-        return len(self.row)
+        return len(self.event)
 
     @property
-    def alone(self) -> BoolArray:
+    def is_task(self) -> BoolArray:
         """[n] whether it is a task, and no operation inside one."""
         return np.asarray(self.operation < 0)
 
     @property
     def stream(self) -> IntArray:
         """[n] the stream of the rank that runs it."""
-        return self.trace.stream[self.row]
+        return self.trace.stream[self.event]
 
-    def of_tasks(self, column: NDArray[Any], nothing: float) -> NDArray[Any]:
+    def task_column(self, column: NDArray[Any], fill: float) -> NDArray[Any]:
         """[n] a column of the trace; `nothing` for operations inside tasks."""
-        return np.where(self.alone, column[self.row], nothing)
+        return np.where(self.is_task, column[self.event], fill)
 
-    def some(self, which: BoolArray | IntArray | slice) -> "Spans":
+    def select(self, selection: BoolArray | IntArray | slice) -> "SpanTable":
         """Some of the rows, in order."""
         names = ("row", "task", "operation", "label", "start", "end", "computed", "moving")
-        return replace(self, **{name: getattr(self, name)[which] for name in names})
+        return replace(self, **{name: getattr(self, name)[selection] for name in names})
 
-    def beginning(self, tasks: int) -> "Spans":
+    def first_tasks(self, task_count: int) -> "SpanTable":
         """So many tasks, and what is inside them."""
-        after = np.flatnonzero(self.alone)[tasks : tasks + 1]
-        return self.some(slice(0, int(after[0]))) if len(after) else self
+        cut = np.flatnonzero(self.is_task)[task_count : task_count + 1]
+        return self.select(slice(0, int(cut[0]))) if len(cut) else self
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class TraceExport:
     """What is written: some ranks of a result. most: of each at most so many tasks, for a sample; kept: tables."""
 
     result: SimulationResult
     ranks: tuple[TraceRank, ...]
-    most: int | None = None
-    kept: LruCache[Spans] = field(default_factory=lambda: LruCache(_KEPT, unit_size))
+    max_tasks: int | None = None
+    table_cache: LruCache[SpanTable] = field(default_factory=lambda: LruCache(_CACHED_TABLES, unit_size))
 
-    def __iter__(self) -> Iterator[tuple[TraceRank, Spans]]:
+    def __iter__(self) -> Iterator[tuple[TraceRank, SpanTable]]:
         """Each rank with its spans: those of the simulated one that stands for it."""
         for rank in self.ranks:
-            found = self.kept.get_or_compute((rank.simulated,), partial(spans_of, self.result, rank.simulated))
-            yield rank, found if self.most is None else found.beginning(self.most)
+            table = self.table_cache.get_or_compute(
+                (rank.representative,), partial(build_span_table, self.result, rank.representative)
+            )
+            yield rank, table if self.max_tasks is None else table.first_tasks(self.max_tasks)
 
 
-def spans_of(result: SimulationResult, rank: int) -> Spans:
+def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
     """The table of a simulated rank."""
     trace, program = result.trace, result.program.programs[int(result.program.program_index[rank])]
-    rows, operations, before = (
+    events, operations, operation_offsets = (
         trace.rank_events(rank),
         result.operation_spans(rank),
         np.array(program.operation_offsets),
     )
-    sizes = 1 + np.diff(before)[trace.task[rows]]
-    row = np.repeat(rows, sizes)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes) - 1
-    task, inside = trace.task[row], np.flatnonzero(place >= 0)
-    entry = before[task[inside]] + place[inside]
-    start, end = trace.start[row], trace.end[row]
-    start[inside], end[inside] = operations.start[entry], operations.end[entry]
-    computed, moving = end.copy(), start.copy()
-    said = _Said(result, rank, program)
-    label = said.task[task]
-    label[inside] = said.label[entry]
-    exposed, moved = (
-        said.exposed[entry] + operations.exposed_delay[entry],
-        said.moved[entry] + operations.transfer_delay[entry],
+    span_counts = 1 + np.diff(operation_offsets)[trace.task[events]]
+    event = np.repeat(events, span_counts)
+    operation = np.arange(len(event)) - np.repeat(np.cumsum(span_counts) - span_counts, span_counts) - 1
+    task, operation_spans = trace.task[event], np.flatnonzero(operation >= 0)
+    operation_index = operation_offsets[task[operation_spans]] + operation[operation_spans]
+    start, end = trace.start[event], trace.end[event]
+    start[operation_spans], end[operation_spans] = operations.start[operation_index], operations.end[operation_index]
+    kernel_end, transfer_start = end.copy(), start.copy()
+    descriptions = _SpanDescriptions(result, rank, program)
+    description = descriptions.by_task[task]
+    description[operation_spans] = descriptions.by_operation[operation_index]
+    exposed_seconds, transfer_seconds = (
+        descriptions.exposed_seconds[operation_index] + operations.exposed_delay[operation_index],
+        descriptions.transfer_seconds[operation_index] + operations.transfer_delay[operation_index],
     )
-    computed[inside] = np.maximum(end[inside] - exposed, start[inside])
-    moving[inside] = np.maximum(end[inside] - moved, start[inside])
-    return Spans(trace, program, said.labels, row, task, place, label, start, end, computed, moving)
+    kernel_end[operation_spans] = np.maximum(end[operation_spans] - exposed_seconds, start[operation_spans])
+    transfer_start[operation_spans] = np.maximum(end[operation_spans] - transfer_seconds, start[operation_spans])
+    return SpanTable(
+        trace,
+        program,
+        descriptions.descriptions,
+        event,
+        task,
+        operation,
+        description,
+        start,
+        end,
+        kernel_end,
+        transfer_start,
+    )
 
 
-def nanoseconds(seconds: ArrayLike) -> IntArray:
+def to_nanoseconds(seconds: ArrayLike) -> IntArray:
     """Whole nanoseconds, as viewers of traces have them."""
     return np.rint(np.multiply(seconds, 1e9)).astype(np.int64)
 
 
-def sent_cause(trace: Trace, rows: IntArray) -> IntArray:
+def resolve_message_cause(trace: Trace, events: IntArray) -> IntArray:
     """The cause of some rows of a trace; where that is the arrival of a message, what the message waited for."""
-    cause = trace.critical_predecessor[rows]
-    received = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
-    return np.where(received, trace.critical_predecessor[cause], cause)
+    cause = trace.critical_predecessor[events]
+    is_receive = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
+    return np.where(is_receive, trace.critical_predecessor[cause], cause)
 
 
-class _Said:
+class _SpanDescriptions:
     """What the spans of a rank say, and how long the parts of its operations take.
 
     task: [tasks] their labels; of all operations, pass by pass, label: theirs; exposed: seconds in which its exchange
@@ -139,41 +158,46 @@ class _Said:
 
     def __init__(self, result: SimulationResult, rank: int, program: RankProgram) -> None:
         self._result, self._rank = result, rank
-        self.labels: list[Label] = []
-        self._numbers: dict[object, int] = {}
-        self.task = np.array([self._task(task) for task in program.tasks])
-        blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
-        said = {block: np.array([*self._block(block)]).reshape(-1, 3) for block in dict.fromkeys(blocks)}
-        label, self.exposed, self.moved = np.concatenate([np.empty((0, 3)), *(said[block] for block in blocks)]).T
-        self.label = label.astype(np.int64)
+        self.descriptions: list[SpanDescription] = []
+        self._ids: dict[object, int] = {}
+        self.by_task = np.array([self._task_id(task) for task in program.tasks])
+        segments = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
+        by_segment = {
+            segment: np.array([*self._segment_operations(segment)]).reshape(-1, 3)
+            for segment in dict.fromkeys(segments)
+        }
+        ids, self.exposed_seconds, self.transfer_seconds = np.concatenate(
+            [np.empty((0, 3)), *(by_segment[segment] for segment in segments)]
+        ).T
+        self.by_operation = ids.astype(np.int64)
 
-    def _task(self, task: Task) -> int:
+    def _task_id(self, task: Task) -> int:
         """The number of a task's label; programs share blocks and exchanges, so that they are told by identity."""
         if isinstance(task, ComputeTask):
-            return self._number((task.segment, task.action and task.action.kind), lambda: pass_label(task))
+            return self._id_of((task.segment, task.action and task.action.kind), lambda: describe_pass(task))
         key = (type(task), id(task.comm_op))
-        return self._number(key, lambda: exchange_label(task, self._result.cost.comm_timing_by_group(task.comm_op)))
+        return self._id_of(key, lambda: describe_comm_task(task, self._result.cost.comm_timing_by_group(task.comm_op)))
 
-    def _block(self, block: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
+    def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
         """Label, exposed and moved of each operation of a block."""
-        timing = self._result.cost.time_segment(self._rank, block)
+        timing = self._result.cost.time_segment(self._rank, segment)
         kernels = timing.kernel_seconds
-        for place, operation in enumerate(block.operations):
-            both, exchange = timing.overlaps.get(place), operation.comm_op
-            key = (id(operation), timing.bottleneck[place], timing.provenance[place])
-            algorithm = "" if exchange is None else self._result.cost.comm_timing_by_group(exchange).algorithm
-            label = self._number(key, partial(operation_label, operation, timing, place, algorithm))
-            if both is None:
-                yield label, 0.0, np.inf
+        for index, operation in enumerate(segment.operations):
+            overlap, comm_op = timing.overlaps.get(index), operation.comm_op
+            key = (id(operation), timing.bottleneck[index], timing.provenance[index])
+            algorithm = "" if comm_op is None else self._result.cost.comm_timing_by_group(comm_op).algorithm
+            description_id = self._id_of(key, partial(describe_operation, operation, timing, index, algorithm))
+            if overlap is None:
+                yield description_id, 0.0, np.inf
             else:
                 yield (
-                    label,
-                    float(timing.exposed_comm[place]),
-                    both.comm_duration(float(kernels[place]), both.comm_seconds),
+                    description_id,
+                    float(timing.exposed_comm[index]),
+                    overlap.comm_duration(float(kernels[index]), overlap.comm_seconds),
                 )
 
-    def _number(self, key: object, said: Callable[[], Label]) -> int:
-        if key not in self._numbers:
-            self._numbers[key] = len(self.labels)
-            self.labels.append(said())
-        return self._numbers[key]
+    def _id_of(self, key: object, describe: Callable[[], SpanDescription]) -> int:
+        if key not in self._ids:
+            self._ids[key] = len(self.descriptions)
+            self.descriptions.append(describe())
+        return self._ids[key]

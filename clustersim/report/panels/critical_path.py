@@ -10,133 +10,159 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import format_seconds
 from clustersim.report import legend_markup
-from clustersim.report.draw.charts import placed, plot, ticks
-from clustersim.report.figure import Figure, Traces, axis, marker, time_scale
-from clustersim.report.html_document import Card, drawn
-from clustersim.report.labels import CRITICAL_PATH, RowNames, row_names
-from clustersim.report.theme import PART_LOOKS
-from clustersim.results.critical_path_segments import PathPieces, Piece, path_pieces
+from clustersim.report.draw.charts import interval_bars, tick_labels, xy_figure
+from clustersim.report.figure import Figure, Traces, axis_layout, bar_marker, time_scale
+from clustersim.report.html_document import Panel, render_panel
+from clustersim.report.labels import CRITICAL_PATH_NOTE, PipelineRowLabels, pipeline_row_labels
+from clustersim.report.theme import TIME_CATEGORY_STYLES
+from clustersim.results.critical_path_segments import CriticalPathSections, PathSection, split_critical_path
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import PARTS
+from clustersim.results.time_categories import TIME_CATEGORIES
 
-_MOST_LINES: Final = 12  # of the table of pieces
-_MOST_STAGES: Final = 16  # of the table of stages
-_BINS: Final = 250  # of the bar of parts: a pixel each on a small screen, as plotly makes no bar thinner
-_MOST_LEGS: Final = 1000  # of the bar of stages
-_LEAST: Final = 0.01  # of the step: what a piece is at least that has a line of its own
+_MAX_SEGMENT_ROWS: Final = 12  # of the table of pieces
+_MAX_STAGE_ROWS: Final = 16  # of the table of stages
+_BIN_COUNT: Final = 250  # of the bar of parts: a pixel each on a small screen, as plotly makes no bar thinner
+_MAX_STAGE_INTERVALS: Final = 1000  # of the bar of stages
+_MIN_SHARE: Final = 0.01  # of the step: what a piece is at least that has a line of its own
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CriticalPath:
+class CriticalPathView:
     """The path of all steps. names: of pipeline ranks, by kind; microbatches: of a step."""
 
-    path: PathPieces
-    names: RowNames
-    microbatches: int
+    path: CriticalPathSections
+    names: PipelineRowLabels
+    microbatches_per_step: int
     steps: int = 1
 
 
-def critical_path_of(result: SimulationResult) -> CriticalPath | None:
+def build_critical_path(result: SimulationResult) -> CriticalPathView | None:
     """The path's pieces and parts; None where nothing takes time."""
     if result.trace.makespan <= 0:
         return None
     scenario = result.scenario
-    path = path_pieces(result.trace_table, result.critical_path, result.cost.time_segment)
-    return CriticalPath(path, row_names(scenario, len(path.parts)), scenario.microbatch_count, scenario.steps)
+    path = split_critical_path(result.trace_table, result.critical_path, result.cost.time_segment)
+    return CriticalPathView(
+        path, pipeline_row_labels(scenario, len(path.category_seconds)), scenario.microbatch_count, scenario.steps
+    )
 
 
-def critical_path_card(path: CriticalPath) -> Card:
+def critical_path_panel(path: CriticalPathView) -> Panel:
     """The bar, the longest pieces in order of time, and seconds of one step by stage and part."""
-    parts = path.path.parts / path.steps
-    present = np.flatnonzero(parts.sum(axis=0) > _ROUNDING * parts.sum()).tolist()
-    stages = _stages(path, parts)
-    return drawn(
+    seconds_per_step = path.path.category_seconds / path.steps
+    nonzero_categories = np.flatnonzero(seconds_per_step.sum(axis=0) > _ROUNDING * seconds_per_step.sum()).tolist()
+    stage_rows = _stage_rows(path, seconds_per_step)
+    return render_panel(
         "critical_path.html",
         figure=path_figure(path),
         path=path,
-        parts=legend_markup.part_keys(path.path.legs.parts_in_time(_BINS)[0]),
-        lines=_lines(path.path.pieces) if len(path.path.pieces) > 1 else (),
-        stages=stages if len(stages) > 1 else (),
-        whole=parts.sum(axis=0),
-        present=present,
-        heads=(path.names.word, *(legend_markup.part_name(PARTS[part]) for part in present), "sum"),
+        parts=legend_markup.category_legend(path.path.intervals.categories_over_time(_BIN_COUNT)[0]),
+        lines=_segment_rows(path.path.sections) if len(path.path.sections) > 1 else (),
+        stages=stage_rows if len(stage_rows) > 1 else (),
+        whole=seconds_per_step.sum(axis=0),
+        present=nonzero_categories,
+        heads=(
+            path.names.singular,
+            *(legend_markup.category_markup(TIME_CATEGORIES[index]) for index in nonzero_categories),
+            "sum",
+        ),
         rounding=_ROUNDING,
-        critical_path=CRITICAL_PATH,
+        critical_path=CRITICAL_PATH_NOTE,
         keys=legend_markup,
     )
 
 
-def path_figure(path: CriticalPath) -> Figure:
+def path_figure(path: CriticalPathView) -> Figure:
     """Two bars from 0 to the end: what takes most, and on which stage."""
-    scale, word = time_scale(path.path.seconds), path.names.word
-    rows = 2 if len(path.names.labels) > 1 else 1
-    words = ticks([0, 1][:rows], ["part ", f"{escape(word)} "][:rows], range=[rows - 0.5, -0.5])
-    x = axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True)
-    y = axis("", fixedrange=True, showgrid=False, **words)
-    traces = [*_part_bars(path, scale.size), *(_stage_bars(path, scale.size) if rows > 1 else [])]
-    narrow = {"yaxis": {"ticktext": ["part ", f"{escape(word.split()[-1])} "][:rows]}}
-    plain = {"showlegend": False, "dragmode": False, "uniformtext": {"mode": "hide", "minsize": 9}}
-    return plot("critical-path", traces, x, y, height=76 + 34 * rows, narrow=narrow, **plain)
+    scale, row_type = time_scale(path.path.seconds), path.names.singular
+    row_count = 2 if len(path.names.labels) > 1 else 1
+    row_ticks = tick_labels(
+        [0, 1][:row_count], ["part ", f"{escape(row_type)} "][:row_count], range=[row_count - 0.5, -0.5]
+    )
+    x = axis_layout(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.unit_size], fixedrange=True)
+    y = axis_layout("", fixedrange=True, showgrid=False, **row_ticks)
+    traces = [*_category_bars(path, scale.unit_size), *(_stage_bars(path, scale.unit_size) if row_count > 1 else [])]
+    narrow = {"yaxis": {"ticktext": ["part ", f"{escape(row_type.split()[-1])} "][:row_count]}}
+    options = {"showlegend": False, "dragmode": False, "uniformtext": {"mode": "hide", "minsize": 9}}
+    return xy_figure("critical-path", traces, x, y, height=76 + 34 * row_count, narrow=narrow, **options)
 
 
-def _stages(path: CriticalPath, parts: FloatArray) -> list[tuple[str, FloatArray]]:
+def _stage_rows(path: CriticalPathView, seconds: FloatArray) -> list[tuple[str, FloatArray]]:
     """Those that the path touches, and seconds of their parts; of many those with most of it, and the rest together."""
-    touched = np.flatnonzero(path.path.parts.sum(axis=1) > _ROUNDING * path.path.seconds).tolist()
-    shown = sorted(sorted(touched, key=lambda stage: -parts[stage].sum())[:_MOST_STAGES])
-    lines = [(path.names.labels[stage], parts[stage]) for stage in shown]
-    if rest := sorted(set(touched) - set(shown)):
-        lines.append((f"{len(rest):,} more", parts[rest].sum(axis=0)))
-    return lines
+    touched = np.flatnonzero(path.path.category_seconds.sum(axis=1) > _ROUNDING * path.path.seconds).tolist()
+    shown = sorted(sorted(touched, key=lambda stage: -seconds[stage].sum())[:_MAX_STAGE_ROWS])
+    rows = [(path.names.labels[stage], seconds[stage]) for stage in shown]
+    if omitted := sorted(set(touched) - set(shown)):
+        rows.append((f"{len(omitted):,} more", seconds[omitted].sum(axis=0)))
+    return rows
 
 
-_Came = tuple[Piece, Piece | None]
+_SegmentAndPredecessor = tuple[PathSection, PathSection | None]
 """A piece, and the one from which the path came to it."""
 
 
-def _lines(pieces: Sequence[Piece]) -> list[tuple[_Came, ...]]:
+def _segment_rows(segments: Sequence[PathSection]) -> list[tuple[_SegmentAndPredecessor, ...]]:
     """As many of the longest pieces by themselves as leave few enough lines; pieces that take no time are left out."""
-    least = _LEAST * pieces[-1].end
-    came = [item for item in zip(pieces, (None, *pieces), strict=False) if item[0].seconds > _ROUNDING * pieces[-1].end]
-    long = [place for place, (piece, _) in enumerate(came) if piece.seconds >= least]
-    long.sort(key=lambda place: -came[place][0].seconds)
-    for alone in range(min(len(long), _MOST_LINES), 0, -1):
-        lines = list(_grouped(came, frozenset(long[:alone])))
-        if len(lines) <= _MOST_LINES:
-            return lines
-    return list(_grouped(came, frozenset()))
+    min_seconds = _MIN_SHARE * segments[-1].end
+    with_predecessors = [
+        item
+        for item in zip(segments, (None, *segments), strict=False)
+        if item[0].seconds > _ROUNDING * segments[-1].end
+    ]
+    long_indices = [index for index, (segment, _) in enumerate(with_predecessors) if segment.seconds >= min_seconds]
+    long_indices.sort(key=lambda index: -with_predecessors[index][0].seconds)
+    for separate_count in range(min(len(long_indices), _MAX_SEGMENT_ROWS), 0, -1):
+        rows = list(_group_segments(with_predecessors, frozenset(long_indices[:separate_count])))
+        if len(rows) <= _MAX_SEGMENT_ROWS:
+            return rows
+    return list(_group_segments(with_predecessors, frozenset()))
 
 
-def _grouped(came: Sequence[_Came], alone: frozenset[int]) -> Iterator[tuple[_Came, ...]]:
-    starts = [place for place in range(len(came)) if place == 0 or place in alone or place - 1 in alone]
-    for first, after in zip(starts, [*starts[1:], len(came)], strict=True):
-        yield tuple(came[first:after])
+def _group_segments(
+    with_predecessors: Sequence[_SegmentAndPredecessor], separate: frozenset[int]
+) -> Iterator[tuple[_SegmentAndPredecessor, ...]]:
+    starts = [
+        index for index in range(len(with_predecessors)) if index == 0 or index in separate or index - 1 in separate
+    ]
+    for first, after in zip(starts, [*starts[1:], len(with_predecessors)], strict=True):
+        yield tuple(with_predecessors[first:after])
 
 
-def _part_bars(path: CriticalPath, size: float) -> Traces:
+def _category_bars(path: CriticalPathView, unit_size: float) -> Traces:
     """A trace for each part that takes most of some leg of the time."""
-    part, start, end = path.path.legs.parts_in_time(_BINS)
+    categories, start, end = path.path.intervals.categories_over_time(_BIN_COUNT)
     traces = []
-    for item in np.unique(part).tolist():
-        chosen, name = np.flatnonzero(part == item), PARTS[item].value
-        words = [
+    for category in np.unique(categories).tolist():
+        selection, name = np.flatnonzero(categories == category), TIME_CATEGORIES[category].value
+        hover_texts = [
             f"<b>mostly {name}</b><br>{format_seconds(first)} to {format_seconds(last)}"
-            for first, last in zip(start[chosen].tolist(), end[chosen].tolist(), strict=True)
+            for first, last in zip(start[selection].tolist(), end[selection].tolist(), strict=True)
         ]
-        look = {**marker(PART_LOOKS[PARTS[item]]), "line": {"width": 0}}
-        traces.append(placed(name, 0.0, start[chosen] / size, end[chosen] / size, look, hovertext=words, width=0.8))
+        marker = {**bar_marker(TIME_CATEGORY_STYLES[TIME_CATEGORIES[category]]), "line": {"width": 0}}
+        traces.append(
+            interval_bars(
+                name,
+                0.0,
+                start[selection] / unit_size,
+                end[selection] / unit_size,
+                marker,
+                hovertext=hover_texts,
+                width=0.8,
+            )
+        )
     return traces
 
 
-def _stage_bars(path: CriticalPath, size: float) -> Traces:
+def _stage_bars(path: CriticalPathView, unit_size: float) -> Traces:
     """Which stage the path is on, its number where there is room."""
-    kinds, start, end = path.path.legs.kinds_in_time(_MOST_LEGS)
-    look = {"color": "@track", "line": {"width": 0.5, "color": "@muted"}}
+    program_indices, start, end = path.path.intervals.programs_over_time(_MAX_STAGE_INTERVALS)
+    marker = {"color": "@track", "line": {"width": 0.5, "color": "@muted"}}
     return [
-        placed(
-            path.names.word, 1.0, start / size, end / size, look, width=0.8,
-            text=[escape(path.names.short[kind]) for kind in kinds], textposition="inside", insidetextanchor="middle",
+        interval_bars(
+            path.names.singular, 1.0, start / unit_size, end / unit_size, marker, width=0.8,
+            text=[escape(path.names.short[program_index]) for program_index in program_indices], textposition="inside", insidetextanchor="middle",
             textangle=0, textfont={"color": "@ink", "size": 11},
-            hovertext=[escape(path.names.labels[kind]) for kind in kinds],
+            hovertext=[escape(path.names.labels[program_index]) for program_index in program_indices],
         )
     ]  # fmt: skip

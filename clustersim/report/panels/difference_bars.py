@@ -7,25 +7,37 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import format_signed_seconds
-from clustersim.report.draw.charts import chart, in_parts
-from clustersim.report.figure import Figure, Scale, Traces, axis, time_scale
-from clustersim.report.theme import PART_LOOKS
-from clustersim.results.time_categories import PARTS
+from clustersim.report.draw.charts import bar_figure, stacked_bar_traces
+from clustersim.report.figure import AxisScale, Figure, Traces, axis_layout, time_scale
+from clustersim.report.theme import TIME_CATEGORY_STYLES
+from clustersim.results.time_categories import TIME_CATEGORIES
 
-_LEAST = 1e-3  # of the largest change: what is smaller is not drawn
+_MIN_RELATIVE_CHANGE = 1e-3  # of the largest change: what is smaller is not drawn
 
 
-def part_changes(labels: Sequence[str], changes: FloatArray, scale: Scale) -> Traces:
+def category_change_traces(labels: Sequence[str], changes: FloatArray, scale: AxisScale) -> Traces:
     """Bars of the parts that differ for each label. changes: [labels, parts] seconds."""
-    most = np.abs(changes).max(axis=0, initial=0.0)
-    parts = [part for part in PARTS if most[part.place] > _LEAST * most.max()]
-    values = changes[:, [part.place for part in parts]]
-    told = [map(format_signed_seconds, column) for column in values.T.tolist()]
-    return in_parts(labels, [(part.value, PART_LOOKS[part]) for part in parts], values, scale.size, told)
+    max_changes = np.abs(changes).max(axis=0, initial=0.0)
+    categories = [
+        category
+        for category in TIME_CATEGORIES
+        if max_changes[category.index] > _MIN_RELATIVE_CHANGE * max_changes.max()
+    ]
+    values = changes[:, [category.index for category in categories]]
+    hover_texts = [map(format_signed_seconds, column) for column in values.T.tolist()]
+    return stacked_bar_traces(
+        labels,
+        [(category.value, TIME_CATEGORY_STYLES[category]) for category in categories],
+        values,
+        scale.unit_size,
+        hover_texts,
+    )
 
 
-def changed_parts(name: str, labels: Sequence[str], changes: FloatArray, words: str, **more: Any) -> Figure:
+def category_change_figure(
+    name: str, labels: Sequence[str], changes: FloatArray, axis_title: str, **extra: Any
+) -> Figure:
     """A figure of them. words: of its axis."""
     scale = time_scale(float(np.abs(changes).max(initial=0.0)))
-    x = axis(f"{words} [{scale.unit}]", zeroline=True)
-    return chart(name, part_changes(labels, changes, scale), x, stacked="relative", bargap=0.3, **more)
+    x = axis_layout(f"{axis_title} [{scale.unit}]", zeroline=True)
+    return bar_figure(name, category_change_traces(labels, changes, scale), x, barmode="relative", bargap=0.3, **extra)

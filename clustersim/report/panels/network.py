@@ -9,104 +9,111 @@ from typing import Any, Final
 
 from clustersim.build import resolved_library
 from clustersim.common.arrays import FloatArray
-from clustersim.report.draw.charts import Drawn, note, plot
-from clustersim.report.figure import MUTED, Figure, axis, share_words, time_scale
-from clustersim.report.html_document import Card, drawn
-from clustersim.report.labels import LINK_WORDS
-from clustersim.report.legend_markup import axis_name
-from clustersim.report.theme import LISTED_LOOKS
-from clustersim.results.link_volumes import Metered
-from clustersim.results.network_utilization import NetworkUse, TierUse, network_use
+from clustersim.report.draw.charts import PlotlyDict, annotation, xy_figure
+from clustersim.report.figure import MUTED, Figure, axis_layout, format_share, time_scale
+from clustersim.report.html_document import Panel, render_panel
+from clustersim.report.labels import LINK_KIND_LABELS
+from clustersim.report.legend_markup import axis_markup
+from clustersim.report.theme import COMM_STYLES
+from clustersim.results.link_volumes import MeteredCollectiveCost
+from clustersim.results.network_utilization import NetworkUtilization, TierUtilization, network_utilization
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.tolerance_groups import steady
+from clustersim.results.tolerance_groups import smooth_runs
 from clustersim.scenario import Contention
 
-OVER_COLOUR: Final = "#D55E00"
-_STOPS: Final = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # of utilisation: little is to be seen, too
-_VISIBLE: Final = 5e-4  # of what a link carries
-_ROW: Final = 34  # pixels
-_SCALE_ROOM: Final = 52  # pixels of the scale of colours
-SAME: Final = 0.05
+OVERLOAD_COLOUR: Final = "#D55E00"
+_COLOUR_STOPS: Final = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # of utilisation: little is to be seen, too
+_MIN_SHARE: Final = 5e-4  # of what a link carries
+_ROW_PIXELS: Final = 34  # pixels
+_COLOUR_BAR_PIXELS: Final = 52  # pixels of the scale of colours
+MERGE_TOLERANCE: Final = 0.05
 """Of utilisation: neighbours in time that differ by less have one colour, that of their mean."""
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkView:
     """What the card shows.
 
     shared: links are shared in the run; recorded: some times are those of a record; hosts: ranks copy to their hosts.
     """
 
-    use: NetworkUse
-    shared: bool
-    recorded: bool
-    hosts: bool = False
+    network_use: NetworkUtilization
+    is_shared: bool
+    uses_recorded_times: bool
+    has_host_copies: bool = False
 
 
-def network_of(result: SimulationResult) -> Network | None:
+def build_network(result: SimulationResult) -> NetworkView | None:
     """How the links were used; None where the ranks exchange nothing."""
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
-    volumes = Metered(cluster.fabric, resolved_library(scenario), program.groups)
-    use = network_use(result.trace_table, cluster.fabric, volumes)
-    if use is None:
+    volumes = MeteredCollectiveCost(cluster.fabric, resolved_library(scenario), program.groups)
+    usage = network_utilization(result.trace_table, cluster.fabric, volumes)
+    if usage is None:
         return None
-    healthy = not scenario.degradations.affects_network  # else no collective is looked up in the record
-    recorded = healthy and cost.record is not None and bool(cost.record.collectives)
-    return Network(
-        use, shared=cost.network is Contention.SHARED, recorded=recorded, hosts=result.host_memory is not None
+    is_undegraded = not scenario.degradations.affects_network  # else no collective is looked up in the record
+    uses_recorded_times = is_undegraded and cost.record is not None and bool(cost.record.collectives)
+    return NetworkView(
+        usage,
+        is_shared=cost.network is Contention.SHARED,
+        uses_recorded_times=uses_recorded_times,
+        has_host_copies=result.host_memory is not None,
     )
 
 
-def network_card(network: Network | None) -> Card:
+def network_panel(network: NetworkView | None) -> Panel:
     """The heatmap with its numbers, and the tables; a sentence where there is nothing to see."""
     if network is None:
-        return drawn("network.html", use=None)
-    use, order = network.use, list(LISTED_LOOKS)
-    axes = sorted(use.axes, key=lambda each: order.index(each.axis))
-    return drawn(
+        return render_panel("network.html", use=None)
+    usage, order = network.network_use, list(COMM_STYLES)
+    axes = sorted(usage.axis_traffic, key=lambda axis: order.index(axis.axis))
+    return render_panel(
         "network.html",
-        figure=utilisation_figure(use),
-        use=use,
+        figure=utilisation_figure(usage),
+        use=usage,
         axes=axes,
-        named=[axis_name(axis_use.axis) for axis_use in axes],
-        axis_name=axis_name,
-        names=LINK_WORDS,
-        visible=_VISIBLE,
-        over=not network.shared and any(tier.peak > 1.0 for tier in use.tiers),  # axes do not slow each other
+        named=[axis_markup(axis.axis) for axis in axes],
+        axis_name=axis_markup,
+        names=LINK_KIND_LABELS,
+        visible=_MIN_SHARE,
+        over=not network.is_shared
+        and any(tier.peak_utilization > 1.0 for tier in usage.tiers),  # axes do not slow each other
         network=network,
     )
 
 
-def utilisation_figure(use: NetworkUse) -> Figure:
+def utilisation_figure(usage: NetworkUtilization) -> Figure:
     """Tiers by time, the GPUs' own links at the bottom."""
-    scale = time_scale(use.seconds)
-    labels = [LINK_WORDS[tier.kind] for tier in use.tiers]
-    most = max(1.0, *(tier.peak for tier in use.tiers))
-    width = use.seconds / len(use.tiers[0].over_time) / scale.size
+    scale = time_scale(usage.makespan)
+    labels = [LINK_KIND_LABELS[tier.kind] for tier in usage.tiers]
+    max_utilisation = max(1.0, *(tier.peak_utilization for tier in usage.tiers))
+    bin_width = usage.makespan / len(usage.tiers[0].utilization_over_time) / scale.unit_size
     trace = {
-        "type": "heatmap", "y": labels, "x0": width / 2, "dx": width,
-        "z": [_rounded(steady(tier.over_time, SAME)) for tier in use.tiers],
-        "customdata": [_rounded(tier.over_time) for tier in use.tiers],
-        "zmin": 0.0, "zmax": most, "colorscale": colour_scale(most), "ygap": 3,
-        "showscale": True, "colorbar": _scale_of_colours(),
+        "type": "heatmap", "y": labels, "x0": bin_width / 2, "dx": bin_width,
+        "z": [_rounded(smooth_runs(tier.utilization_over_time, MERGE_TOLERANCE)) for tier in usage.tiers],
+        "customdata": [_rounded(tier.utilization_over_time) for tier in usage.tiers],
+        "zmin": 0.0, "zmax": max_utilisation, "colorscale": colour_scale(max_utilisation), "ygap": 3,
+        "showscale": True, "colorbar": _colour_bar(),
         "hovertemplate": f"<b>%{{y}}</b><br>at %{{x:.4~g}} {scale.unit}: %{{customdata:.1%}} used<extra></extra>",
     }  # fmt: skip
-    x = axis(f"time [{scale.unit}]", range=[0, use.seconds / scale.size], showgrid=False)
-    y = axis("", fixedrange=True, type="category", ticksuffix=" ", showgrid=False)
-    words = [_numbers(label, tier) for label, tier in zip(labels, use.tiers, strict=True)]
-    margin, height = {"l": 8, "r": 170, "t": _SCALE_ROOM, "b": 40}, 60 + _SCALE_ROOM + _ROW * len(labels)
-    narrow, plain = {"annotations": [], "margin": {**margin, "r": 8}}, {"showlegend": False, "margin": margin}
-    return plot("network", [trace], x, y, height=height, narrow=narrow, annotations=words, **plain)
+    x = axis_layout(f"time [{scale.unit}]", range=[0, usage.makespan / scale.unit_size], showgrid=False)
+    y = axis_layout("", fixedrange=True, type="category", ticksuffix=" ", showgrid=False)
+    annotations = [_mean_and_peak(label, tier) for label, tier in zip(labels, usage.tiers, strict=True)]
+    margin, height = (
+        {"l": 8, "r": 170, "t": _COLOUR_BAR_PIXELS, "b": 40},
+        60 + _COLOUR_BAR_PIXELS + _ROW_PIXELS * len(labels),
+    )
+    narrow, options = {"annotations": [], "margin": {**margin, "r": 8}}, {"showlegend": False, "margin": margin}
+    return xy_figure("network", [trace], x, y, height=height, narrow=narrow, annotations=annotations, **options)
 
 
 def _rounded(values: FloatArray) -> list[float]:
     return [round(value, 4) for value in values.tolist()]
 
 
-def _scale_of_colours() -> Drawn:
+def _colour_bar() -> PlotlyDict:
     """Above the rows, in percent; its title says what has one colour."""
-    title = f"used of nominal; neighbours within {SAME:.0%} have one colour"
+    title = f"used of nominal; neighbours within {MERGE_TOLERANCE:.0%} have one colour"
     return {
         "orientation": "h", "thickness": 8, "len": 0.6, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
         "tickformat": ".0%", "outlinewidth": 0, "tickfont": {"size": 10, "color": MUTED},
@@ -114,7 +121,7 @@ def _scale_of_colours() -> Drawn:
     }  # fmt: skip
 
 
-def colour_scale(most: float) -> list[list[Any]]:
+def colour_scale(max_utilisation: float) -> list[list[Any]]:
     """From clear to blue at 100 %, so that it reads on light and dark; orange above. most: utilisation at the end.
 
     >>> colour_scale(1.0)[0], colour_scale(1.0)[-1]
@@ -122,11 +129,17 @@ def colour_scale(most: float) -> list[list[Any]]:
     >>> colour_scale(2.0)[-2:]
     [[0.5, '#D55E00'], [1.0, '#D55E00']]
     """
-    within = [[stop / most, f"rgba(38,143,214,{0.1 + 0.9 * stop**0.4:.3g})"] for stop in _STOPS]
-    return within if most <= 1.0 else [*within, [1.0 / most, OVER_COLOUR], [1.0, OVER_COLOUR]]
+    up_to_nominal = [
+        [stop / max_utilisation, f"rgba(38,143,214,{0.1 + 0.9 * stop**0.4:.3g})"] for stop in _COLOUR_STOPS
+    ]
+    return (
+        up_to_nominal
+        if max_utilisation <= 1.0
+        else [*up_to_nominal, [1.0 / max_utilisation, OVERLOAD_COLOUR], [1.0, OVERLOAD_COLOUR]]
+    )
 
 
-def _numbers(label: str, tier: TierUse) -> Drawn:
+def _mean_and_peak(label: str, tier: TierUtilization) -> PlotlyDict:
     """Mean and peak, at the right of a row."""
-    words = escape(f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}")
-    return note(words, 1.01, label, xref="paper", xanchor="left")
+    text = escape(f"mean {format_share(tier.mean_utilization)}, peak {format_share(tier.peak_utilization)}")
+    return annotation(text, 1.01, label, xref="paper", xanchor="left")

@@ -15,134 +15,152 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import format_seconds
 from clustersim.parallel.mesh import COMM_AXES
-from clustersim.report.draw.charts import Drawn, bar, plot, ticks, words_in
-from clustersim.report.figure import MUTED, SURFACE, Figure, axis, legend, marker, time_scale, typed
-from clustersim.report.html_document import Card, drawn
-from clustersim.report.labels import RowNames, row_names
-from clustersim.report.legend_markup import axis_name, unbroken
-from clustersim.report.row_selection import Bars, bars, narrow_height
-from clustersim.report.theme import AXIS_LOOKS, Category
-from clustersim.results.comm_overlap import Overlap, overlap
+from clustersim.report.draw.charts import PlotlyDict, bar_trace, text_trace, tick_labels, xy_figure
+from clustersim.report.figure import (
+    MUTED,
+    SURFACE,
+    Figure,
+    axis_layout,
+    bar_marker,
+    encode_floats,
+    legend_layout,
+    time_scale,
+)
+from clustersim.report.html_document import Panel, render_panel
+from clustersim.report.labels import PipelineRowLabels, pipeline_row_labels
+from clustersim.report.legend_markup import axis_markup, non_breaking
+from clustersim.report.row_selection import MergedBars, merge_bars, narrow_height
+from clustersim.report.theme import AXIS_STYLES, CategoryStyle
+from clustersim.results.comm_overlap import AxisOverlap, compute_overlap
 from clustersim.results.simulation_result import SimulationResult
 
-_ALONE: Final = "compute only"
+_COMPUTE_ONLY: Final = "compute only"
 _ROUNDING: Final = 1e-9  # of what a time is a part of
-_BAND: Final = 0.84  # of a row that its bars fill
+_ROW_FILL: Final = 0.84  # of a row that its bars fill
 
 
 @dataclass(frozen=True, slots=True)
-class StageOverlap:
+class StageOverlapView:
     """Overlap of stages, the mean over the ranks of each. total: [1, axes] the mean over all ranks."""
 
-    overlap: Overlap
-    total: Overlap
-    names: RowNames
+    overlap: AxisOverlap
+    total: AxisOverlap
+    names: PipelineRowLabels
 
     @property
-    def axes(self) -> list[int]:
+    def active_axes(self) -> list[int]:
         """The places in `COMM_AXES` of those that move anything."""
-        moving: list[int] = np.flatnonzero(self.overlap.moving.max(axis=0) > 0).tolist()
-        return moving
+        active: list[int] = np.flatnonzero(self.overlap.transfer_time.max(axis=0) > 0).tolist()
+        return active
 
     @property
-    def bars(self) -> Bars:
+    def merged_bars(self) -> MergedBars:
         """Times of every stage, axis and kind: neighbours that are alike share their bars."""
-        found = self.overlap
-        kinds = np.concatenate((found.alone, found.hidden, found.exposed, found.beside), axis=1)
-        return bars(self.names.labels, self.names.short, kinds, found.step)
+        overlap = self.overlap
+        seconds = np.concatenate((overlap.no_overlap, overlap.hidden, overlap.exposed, overlap.during_idle), axis=1)
+        return merge_bars(self.names.labels, self.names.short, seconds, overlap.step_time)
 
 
-def overlap_of(result: SimulationResult) -> StageOverlap | None:
+def build_overlap(result: SimulationResult) -> StageOverlapView | None:
     """How communication meets computation on every stage; None where nothing moves."""
-    found = overlap(result.trace_table, result.cost.time_segment, result.breakdown)
-    if found.moving.max(initial=0.0) <= 0:
+    by_rank = compute_overlap(result.trace_table, result.cost.time_segment, result.breakdown)
+    if by_rank.transfer_time.max(initial=0.0) <= 0:
         return None
-    kind = result.program.program_index[result.trace_table.ranks]
+    program_index = result.program.program_index[result.trace_table.ranks]
     mean, total = (
-        found.mean(kind, result.trace_table.weights),
-        found.mean(np.zeros_like(kind), result.trace_table.weights),
+        by_rank.group_mean(program_index, result.trace_table.weights),
+        by_rank.group_mean(np.zeros_like(program_index), result.trace_table.weights),
     )
-    return StageOverlap(mean, total, row_names(result.scenario, len(mean.alone)))
+    return StageOverlapView(mean, total, pipeline_row_labels(result.scenario, len(mean.no_overlap)))
 
 
-def overlap_card(stages: StageOverlap) -> Card:
+def overlap_panel(stages: StageOverlapView) -> Panel:
     """The bars, and for each axis how long it moves data and how much of that hides, the mean over ranks."""
-    return drawn(
+    return render_panel(
         "overlap.html",
         figure=overlap_figure(stages),
         stages=stages,
-        bars=stages.bars,
+        bars=stages.merged_bars,
         axes=COMM_AXES,
-        axis_name=axis_name,
-        unbroken=unbroken,
+        axis_name=axis_markup,
+        unbroken=non_breaking,
     )
 
 
-def overlap_figure(stages: StageOverlap) -> Figure:
+def overlap_figure(stages: StageOverlapView) -> Figure:
     """Stacked bars, one for each axis of each stage, or of several that are alike."""
-    shown, axes = stages.bars, stages.axes
-    many = len(shown.labels)
-    kinds = shown.values.reshape(many, 4, -1)[:, :, axes]
-    ends = kinds[:, 0] + kinds[:, 1:].sum(axis=1)
-    reach = float(ends.max(initial=0.0))
-    scale = time_scale(reach)
-    kinds = np.where(kinds > _ROUNDING * stages.overlap.step, kinds, 0.0)
-    traces = [*_bars(shown.labels, axes, kinds, scale.size), _names(axes, ends / scale.size)]
-    each = max(12 * len(axes), min(14 + 12 * len(axes), 1200 // max(1, many)))
-    height = 130 + each * many
-    rows = ticks(list(range(many)), [escape(label) + "  " for label in shown.labels], range=[many - 0.5, -0.5])
-    x = axis(f"time [{scale.unit}]", range=[0, 1.04 * reach / scale.size or 1], fixedrange=True)
-    y, named = axis("", fixedrange=True, showgrid=False, **rows), legend(traceorder="normal")
+    bars, axes = stages.merged_bars, stages.active_axes
+    row_count = len(bars.labels)
+    seconds = bars.values.reshape(row_count, 4, -1)[:, :, axes]
+    ends = seconds[:, 0] + seconds[:, 1:].sum(axis=1)
+    axis_end = float(ends.max(initial=0.0))
+    scale = time_scale(axis_end)
+    seconds = np.where(seconds > _ROUNDING * stages.overlap.step_time, seconds, 0.0)
+    traces = [*_overlap_bars(bars.labels, axes, seconds, scale.unit_size), _axis_labels(axes, ends / scale.unit_size)]
+    row_pixels = max(12 * len(axes), min(14 + 12 * len(axes), 1200 // max(1, row_count)))
+    height = 130 + row_pixels * row_count
+    row_ticks = tick_labels(
+        list(range(row_count)), [escape(label) + "  " for label in bars.labels], range=[row_count - 0.5, -0.5]
+    )
+    x = axis_layout(f"time [{scale.unit}]", range=[0, 1.04 * axis_end / scale.unit_size or 1], fixedrange=True)
+    y, legend_options = (
+        axis_layout("", fixedrange=True, showgrid=False, **row_ticks),
+        legend_layout(traceorder="normal"),
+    )
     narrow = {
         "height": narrow_height(height, sum(trace.get("showlegend", True) for trace in traces)),
         "legend": {"font": {"size": 9}},
-        "yaxis": {"ticktext": [f"{words} " for words in shown.lines]},
+        "yaxis": {"ticktext": [f"{label} " for label in bars.wrapped_labels]},
     }
-    return plot("overlap", traces, x, y, height=height, narrow=narrow, legend=named, dragmode=False)
+    return xy_figure("overlap", traces, x, y, height=height, narrow=narrow, legend=legend_options, dragmode=False)
 
 
-def _bars(labels: Sequence[str], axes: list[int], kinds: FloatArray, size: float) -> Iterator[Drawn]:
+def _overlap_bars(
+    labels: Sequence[str], axes: list[int], seconds_by_kind: FloatArray, unit_size: float
+) -> Iterator[PlotlyDict]:
     """Each axis and kind that lasts. axes: places in `COMM_AXES`; kinds: [rows, kinds, axes] seconds; size: of a unit."""
-    begins = np.cumsum(np.insert(kinds, 0, 0.0, axis=1), axis=1)
-    for number, place in enumerate(axes):
-        for kind, (words, look) in enumerate(_kinds(place)):
-            seconds = kinds[:, kind, number]
+    starts = np.cumsum(np.insert(seconds_by_kind, 0, 0.0, axis=1), axis=1)
+    for axis_index, axis_id in enumerate(axes):
+        for kind, (name, marker) in enumerate(_overlap_styles(axis_id)):
+            seconds = seconds_by_kind[:, kind, axis_index]
             hover = [
-                f"<b>{escape(label)}</b>, {COMM_AXES[place].name}<br>{words}: {format_seconds(item)}"
-                for label, item in zip(labels, seconds.tolist(), strict=True)
+                f"<b>{escape(label)}</b>, {COMM_AXES[axis_id].name}<br>{name}: {format_seconds(duration)}"
+                for label, duration in zip(labels, seconds.tolist(), strict=True)
             ]
             if seconds.any():
-                yield bar(
-                    words, typed(_middles(len(labels), axes)[number]), typed(seconds / size), look,
-                    base=typed(begins[:, kind, number] / size), legendgroup=words,
-                    showlegend=number == 0 or words != _ALONE, width=0.9 * _BAND / len(axes), hovertext=hover,
+                yield bar_trace(
+                    name, encode_floats(_bar_centres(len(labels), axes)[axis_index]), encode_floats(seconds / unit_size), marker,
+                    base=encode_floats(starts[:, kind, axis_index] / unit_size), legendgroup=name,
+                    showlegend=axis_index == 0 or name != _COMPUTE_ONLY, width=0.9 * _ROW_FILL / len(axes), hovertext=hover,
                     hovertemplate="%{hovertext}<extra></extra>",
                 )  # fmt: skip
 
 
-def _middles(rows: int, axes: list[int]) -> FloatArray:
+def _bar_centres(row_count: int, axes: list[int]) -> FloatArray:
     """Where the bars of axes stand: [axes, rows]."""
-    within: FloatArray = _BAND * ((np.arange(len(axes)) + 0.5) / len(axes) - 0.5)
-    return np.arange(rows) + within[:, None]
+    offsets: FloatArray = _ROW_FILL * ((np.arange(len(axes)) + 0.5) / len(axes) - 0.5)
+    return np.arange(row_count) + offsets[:, None]
 
 
-def _names(axes: list[int], ends: FloatArray) -> Drawn:
+def _axis_labels(axes: list[int], ends: FloatArray) -> PlotlyDict:
     """The name of the axis at the end of each bar."""
-    names = [COMM_AXES[place].name for place in axes for _ in ends]
-    look = {"textfont": {"size": 9, "color": MUTED}, "cliponaxis": False, "showlegend": False}
-    return words_in(typed(ends.T.ravel()), typed(_middles(len(ends), axes).ravel()), names, **look)
+    names = [COMM_AXES[axis_id].name for axis_id in axes for _ in ends]
+    options = {"textfont": {"size": 9, "color": MUTED}, "cliponaxis": False, "showlegend": False}
+    return text_trace(
+        encode_floats(ends.T.ravel()), encode_floats(_bar_centres(len(ends), axes).ravel()), names, **options
+    )
 
 
-def _kinds(place: int) -> Iterator[tuple[str, Drawn]]:
+def _overlap_styles(axis_id: int) -> Iterator[tuple[str, PlotlyDict]]:
     """Name and look of each kind of time; computation alone has one legend entry for all axes."""
-    name, look = COMM_AXES[place].name, AXIS_LOOKS[COMM_AXES[place]]
-    yield _ALONE, marker(Category.COMPUTE)
-    yield f"{name} hidden", _patterned(look, "/")
-    yield f"{name} exposed", marker(look)
-    yield f"{name} beside a wait", _patterned(look, ".")
+    name, style = COMM_AXES[axis_id].name, AXIS_STYLES[COMM_AXES[axis_id]]
+    yield _COMPUTE_ONLY, bar_marker(CategoryStyle.COMPUTE)
+    yield f"{name} hidden", _patterned_marker(style, "/")
+    yield f"{name} exposed", bar_marker(style)
+    yield f"{name} beside a wait", _patterned_marker(style, ".")
 
 
-def _patterned(category: Category, shape: str) -> Drawn:
+def _patterned_marker(style: CategoryStyle, shape: str) -> PlotlyDict:
     """A category's bars under a pattern that says how it meets computation."""
-    pattern = {"shape": shape, "size": 6, "solidity": 0.35, "fgcolor": SURFACE, "bgcolor": category.colour}
-    return {**marker(category), "pattern": pattern}
+    pattern = {"shape": shape, "size": 6, "solidity": 0.35, "fgcolor": SURFACE, "bgcolor": style.colour}
+    return {**bar_marker(style), "pattern": pattern}

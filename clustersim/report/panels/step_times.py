@@ -6,65 +6,71 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds, format_step_time
-from clustersim.report.draw.charts import level, note, plot
-from clustersim.report.figure import Figure, axis, time_scale, typed
-from clustersim.report.html_document import Card, card
+from clustersim.report.draw.charts import annotation, reference_line, xy_figure
+from clustersim.report.figure import Figure, axis_layout, encode_floats, time_scale
+from clustersim.report.html_document import Panel, figure_panel
 from clustersim.results.simulation_result import SimulationResult
 
-_NAMES: Mapping[str, str] = {"p50": "median"}
-_MOST_MARKERS = 100
-_MOST_TICKS = 12
-_MOST_RUNS = 500
+_PERCENTILE_LABELS: Mapping[str, str] = {"p50": "median"}
+_MAX_MARKERS = 100
+_MAX_TICKS = 12
+_MAX_BINS = 500
 
 
-def steps_card(result: SimulationResult) -> Card:
+def steps_panel(result: SimulationResult) -> Panel:
     """The times of all steps."""
     times = result.step_times
     lead = f"{len(times):,} successive steps. What the page says of a step is their mean."
-    if len(shown_steps(times)) < len(times):
+    if len(sample_steps(times)) < len(times):
         lead += " Of every few neighbours the shortest and the longest are drawn."
-    return card("Step times", steps_figure(times), lead=lead)
+    return figure_panel("Step times", steps_figure(times), lead=lead)
 
 
-def spread_words(spread: Mapping[str, Seconds]) -> str:
+def format_percentiles(percentiles: Mapping[str, Seconds]) -> str:
     """The distribution in one line.
 
     >>> spread_words({"min": 1.0, "p50": 1.5, "max": 2.0})
     'min 1.000 s · median 1.500 s · max 2.000 s'
     """
-    return " · ".join(f"{_NAMES.get(name, name)} {format_step_time(seconds)}" for name, seconds in spread.items())
+    return " · ".join(
+        f"{_PERCENTILE_LABELS.get(name, name)} {format_step_time(seconds)}" for name, seconds in percentiles.items()
+    )
 
 
-def shown_steps(times: FloatArray) -> IntArray:
+def sample_steps(times: FloatArray) -> IntArray:
     """Which steps are drawn: all, or of each of many runs of steps the shortest and the longest, so none is lost."""
-    if len(times) <= 2 * _MOST_RUNS:
+    if len(times) <= 2 * _MAX_BINS:
         return np.arange(len(times))
-    runs = np.array_split(np.arange(len(times)), _MOST_RUNS)
-    ends = {item for run in runs for item in (int(run[times[run].argmin()]), int(run[times[run].argmax()]))}
-    return np.array(sorted(ends))
+    bins = np.array_split(np.arange(len(times)), _MAX_BINS)
+    extremes = {
+        step
+        for step_bin in bins
+        for step in (int(step_bin[times[step_bin].argmin()]), int(step_bin[times[step_bin].argmax()]))
+    }
+    return np.array(sorted(extremes))
 
 
-def steps_figure(every: FloatArray) -> Figure:
+def steps_figure(step_times: FloatArray) -> Figure:
     """Step times in order. The axis does not begin at zero: steps differ by little."""
-    mean = float(every.mean())
+    mean = float(step_times.mean())
     scale = time_scale(mean)
-    shown = shown_steps(every)
-    times = every[shown] / scale.size
-    ticks = {"dtick": 1} if len(every) <= _MOST_TICKS else {"nticks": _MOST_TICKS}
-    margin = max(0.15 * float(np.ptp(times)), 1e-3 * mean / scale.size)
-    ends = [float(times.min()) - margin, float(times.max()) + margin]
+    samples = sample_steps(step_times)
+    times = step_times[samples] / scale.unit_size
+    tick_options = {"dtick": 1} if len(step_times) <= _MAX_TICKS else {"nticks": _MAX_TICKS}
+    margin = max(0.15 * float(np.ptp(times)), 1e-3 * mean / scale.unit_size)
+    axis_range = [float(times.min()) - margin, float(times.max()) + margin]
     trace = {
-        "type": "scatter", "mode": "lines+markers" if len(times) <= _MOST_MARKERS else "lines", "name": "step time",
-        "x": typed(shown + 1), "y": typed(times),
-        "customdata": [format_step_time(seconds) for seconds in every[shown].tolist()],
+        "type": "scatter", "mode": "lines+markers" if len(times) <= _MAX_MARKERS else "lines", "name": "step time",
+        "x": encode_floats(samples + 1), "y": encode_floats(times),
+        "customdata": [format_step_time(seconds) for seconds in step_times[samples].tolist()],
         "hovertemplate": "<b>step %{x}</b><br>%{customdata}<extra></extra>",
         "line": {"width": 1.5, "color": "@accent"}, "marker": {"size": 7, "color": "@accent"},
     }  # fmt: skip
-    line = level("y", mean / scale.size, {"color": "@muted", "width": 1, "dash": "dash"}, layer="below")
-    words = note(
-        f"mean {format_step_time(mean)}", 1, mean / scale.size, xref="paper", xanchor="right", yanchor="bottom"
+    line = reference_line("y", mean / scale.unit_size, {"color": "@muted", "width": 1, "dash": "dash"}, layer="below")
+    mean_label = annotation(
+        f"mean {format_step_time(mean)}", 1, mean / scale.unit_size, xref="paper", xanchor="right", yanchor="bottom"
     )
-    x = axis("step", range=[0.5, len(every) + 0.5], fixedrange=True, tickformat="d", **ticks)
-    y = axis(f"step time [{scale.unit}]", range=ends, fixedrange=True)
-    drawn = {"showlegend": False, "shapes": [line], "annotations": [words], "dragmode": False}
-    return plot("steps", [trace], x, y, height=220, narrow={"font": {"size": 10}}, **drawn)
+    x = axis_layout("step", range=[0.5, len(step_times) + 0.5], fixedrange=True, tickformat="d", **tick_options)
+    y = axis_layout(f"step time [{scale.unit}]", range=axis_range, fixedrange=True)
+    layout_options = {"showlegend": False, "shapes": [line], "annotations": [mean_label], "dragmode": False}
+    return xy_figure("steps", [trace], x, y, height=220, narrow={"font": {"size": 10}}, **layout_options)

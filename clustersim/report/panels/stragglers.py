@@ -14,124 +14,143 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import format_seconds
 from clustersim.hardware.degradation import format_id_ranges
-from clustersim.report.draw.charts import bar, chart, diamond, points
-from clustersim.report.figure import Figure, Traces, axis, short_labels, time_scale, typed
-from clustersim.report.html_document import Card, drawn
-from clustersim.report.labels import RowNames, disturbed_line, row_names
-from clustersim.report.row_selection import shown_rows
-from clustersim.report.step_breakdown import ROUNDING
+from clustersim.report.draw.charts import bar_figure, bar_trace, diamond_marker, marker_trace
+from clustersim.report.figure import Figure, Traces, axis_layout, encode_floats, narrow_labels, time_scale
+from clustersim.report.html_document import Panel, render_panel
+from clustersim.report.labels import PipelineRowLabels, describe_degradations, pipeline_row_labels
+from clustersim.report.row_selection import sample_rows
+from clustersim.report.step_breakdown import ROUNDING_TOLERANCE
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.stragglers import LEAST, Straggler
+from clustersim.results.stragglers import MIN_EXCESS, Straggler
 
-SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
-_VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
-_LONGER: Final = f"{100 * LEAST:g} %"
+SHARED_DELAY_NOTE: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
+_MIN_SPREAD: Final = 1e-3  # of the step: the least difference of waiting that is shown
+_THRESHOLD_LABEL: Final = f"{100 * MIN_EXCESS:g} %"
 
 
-def is_told(result: SimulationResult) -> bool:
+def has_straggler_content(result: SimulationResult) -> bool:
     """Whether there is anything to say: something is disturbed, or ranks of one pipeline rank wait differently."""
-    differ = result.wait_times.spread >= _VISIBLE * result.step_time
-    return bool(disturbed_line(result.scenario) or result.stragglers.ranks or differ)
+    waits_differ = result.wait_times.max_range >= _MIN_SPREAD * result.step_time
+    return bool(describe_degradations(result.scenario) or result.stragglers.rank_count or waits_differ)
 
 
-def waiting_card(result: SimulationResult) -> Card:
+def stragglers_panel(result: SimulationResult) -> Panel:
     """Who waits for whom; a sentence where nobody in particular."""
-    differ = result.wait_times.spread >= ROUNDING * result.step_time
-    return drawn(
+    waits_differ = result.wait_times.max_range >= ROUNDING_TOLERANCE * result.step_time
+    return render_panel(
         "waiting.html",
-        figure=waiting_figure(result) if differ else None,
+        figure=waiting_figure(result) if waits_differ else None,
         found=result.stragglers,
-        names=names_of(result),
-        nobody=nobody_slow(result),
-        words=straggler_words,
-        slow=slow,
-        shared=SHARED_DELAY,
+        names=wait_row_labels(result),
+        nobody=describe_no_stragglers(result),
+        words=describe_straggler,
+        slow=slow_work,
+        shared=SHARED_DELAY_NOTE,
     )
 
 
-def nobody_slow(result: SimulationResult) -> str:
+def describe_no_stragglers(result: SimulationResult) -> str:
     """What to say where no rank is a straggler."""
-    disturbed = disturbed_line(result.scenario)
-    if not disturbed:
+    degradations = describe_degradations(result.scenario)
+    if not degradations:
         return (
-            f"No rank's kernels take {_LONGER} longer than is usual on its stage, so none is called a straggler; "
+            f"No rank's kernels take {_THRESHOLD_LABEL} longer than is usual on its stage, so none is called a straggler; "
             "where GPUs differ, the faster ones wait."
         )
-    jittered = result.scenario.jitter is not None
-    evens_out = " Jitter evens out over a rank's kernels: the ranks wait for whoever comes last each time."
+    has_jitter = result.scenario.jitter is not None
+    jitter_note = " Jitter evens out over a rank's kernels: the ranks wait for whoever comes last each time."
     return (
-        f"What is disturbed, {disturbed}, is not visible as kernel or communication time of single ranks: no rank's "
-        f"kernels take {_LONGER} longer than is usual on its stage, no rank's communication {_LONGER} of the step."
-        + evens_out
-        * jittered
+        f"What is disturbed, {degradations}, is not visible as kernel or communication time of single ranks: no rank's "
+        f"kernels take {_THRESHOLD_LABEL} longer than is usual on its stage, no rank's communication {_THRESHOLD_LABEL} of the step."
+        + jitter_note
+        * has_jitter
     )
 
 
 def waiting_figure(result: SimulationResult) -> Figure:
     """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
-    names = names_of(result)
-    shown = shown_rows(len(names.labels))
-    scale = time_scale(result.wait_times.spread)
-    longest = result.wait_times.spread / scale.size
-    return chart(
+    names = wait_row_labels(result)
+    rows = sample_rows(len(names.labels))
+    scale = time_scale(result.wait_times.max_range)
+    max_wait = result.wait_times.max_range / scale.unit_size
+    return bar_figure(
         "waiting",
-        [*_waits(result, shown, scale.size), *_stragglers(result, shown, scale.size)],
-        axis(f"waits longer by [{scale.unit}]", range=[-0.02 * longest, 1.06 * longest]),  # stragglers stand at zero
-        height=110 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
-        narrow=short_labels(*([escape(words[row]) for row in shown] for words in (names.labels, names.short))),
-        stacked="overlay",
+        [*_wait_traces(result, rows, scale.unit_size), *_straggler_traces(result, rows, scale.unit_size)],
+        axis_layout(
+            f"waits longer by [{scale.unit}]", range=[-0.02 * max_wait, 1.06 * max_wait]
+        ),  # stragglers stand at zero
+        height=110 + max(18, min(28, 1400 // max(1, len(rows)))) * len(rows),
+        narrow=narrow_labels(
+            *([escape(row_labels[row]) for row in rows] for row_labels in (names.labels, names.short))
+        ),
+        barmode="overlay",
         bargap=0.5,
     )
 
 
-def names_of(result: SimulationResult) -> RowNames:
+def wait_row_labels(result: SimulationResult) -> PipelineRowLabels:
     """What those are called that wait."""
-    return row_names(result.scenario, len(result.wait_times.mean))
+    return pipeline_row_labels(result.scenario, len(result.wait_times.mean))
 
 
-def straggler_words(names: RowNames, straggler: Straggler) -> str:
+def describe_straggler(names: PipelineRowLabels, straggler: Straggler) -> str:
     """A straggler in a sentence's beginning."""
-    return f"{format_id_ranges(np.array(straggler.ranks), 'rank')} ({names.labels[straggler.kind]})"
+    return f"{format_id_ranges(np.array(straggler.ranks), 'rank')} ({names.labels[straggler.program_index]})"
 
 
-def slowness(straggler: Straggler) -> str:
+def describe_slowness(straggler: Straggler) -> str:
     """What takes longer, and by how much."""
-    return " and ".join(f"{what} take{'s' * (what != 'kernels')} {longer}" for what, longer in slow(straggler))
+    return " and ".join(f"{work} take{'s' * (work != 'kernels')} {amount}" for work, amount in slow_work(straggler))
 
 
-def slow(straggler: Straggler) -> Iterator[tuple[str, str]]:
+def slow_work(straggler: Straggler) -> Iterator[tuple[str, str]]:
     """Each kind of work that takes longer, and by how much."""
-    if straggler.computes_slowly:
-        yield "kernels", f"{straggler.excess:.1%}"
-    if straggler.delay:
-        yield "communication", format_seconds(straggler.delay)
+    if straggler.has_slow_kernels:
+        yield "kernels", f"{straggler.kernel_excess:.1%}"
+    if straggler.comm_delay:
+        yield "communication", format_seconds(straggler.comm_delay)
 
 
-def _waits(result: SimulationResult, shown: IntArray, size: float) -> Traces:
-    names, waits = names_of(result), result.wait_times
-    labels = [escape(names.labels[row]) for row in shown]
-    least, mean, most = (array[shown] for array in (waits.least, waits.mean, waits.most))
-    words = [
-        "{} to {}, mean {}".format(*map(format_seconds, times)) for times in np.stack((least, most, mean), 1).tolist()
+def _wait_traces(result: SimulationResult, rows: IntArray, unit_size: float) -> Traces:
+    row_labels, waits = wait_row_labels(result), result.wait_times
+    labels = [escape(row_labels.labels[row]) for row in rows]
+    min_waits, mean_waits, max_waits = (column[rows] for column in (waits.minimum, waits.mean, waits.maximum))
+    hover_texts = [
+        "{} to {}, mean {}".format(*map(format_seconds, times))
+        for times in np.stack((min_waits, max_waits, mean_waits), 1).tolist()
     ]
-    dot = {"symbol": "circle", "size": 8, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
+    mean_marker = {"symbol": "circle", "size": 8, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
     return [
-        bar(
-            "the one that waits most", labels, typed((most - least) / size), {"color": "@muted", "opacity": 0.4},
-            customdata=words, hovertemplate="<b>%{y}</b><br>waits %{customdata}<extra></extra>",
+        bar_trace(
+            "the one that waits most", labels, encode_floats((max_waits - min_waits) / unit_size), {"color": "@muted", "opacity": 0.4},
+            customdata=hover_texts, hovertemplate="<b>%{y}</b><br>waits %{customdata}<extra></extra>",
         ),
-        points("mean", typed((mean - least) / size), labels, dot, hoverinfo="skip"),
+        marker_trace("mean", encode_floats((mean_waits - min_waits) / unit_size), labels, mean_marker, hoverinfo="skip"),
     ]  # fmt: skip
 
 
-def _stragglers(result: SimulationResult, shown: IntArray, size: float) -> Traces:
-    names, found = names_of(result), [straggler for straggler in result.stragglers.slowest if straggler.kind in shown]
-    if not found:
+def _straggler_traces(result: SimulationResult, rows: IntArray, unit_size: float) -> Traces:
+    row_labels, stragglers = (
+        wait_row_labels(result),
+        [straggler for straggler in result.stragglers.slowest if straggler.program_index in rows],
+    )
+    if not stragglers:
         return []
-    longer = np.array([item.waits - result.wait_times.least[item.kind] for item in found])
-    words = [
-        f"{escape(straggler_words(names, element))}<br>{slowness(element)} longer, waits {format_seconds(element.waits)}"
-        for element in found
+    extra_waits = np.array(
+        [straggler.wait_seconds - result.wait_times.minimum[straggler.program_index] for straggler in stragglers]
+    )
+    hover_texts = [
+        f"{escape(describe_straggler(row_labels, straggler))}<br>{describe_slowness(straggler)} longer, waits {format_seconds(straggler.wait_seconds)}"
+        for straggler in stragglers
     ]
-    labels = [escape(names.labels[entry.kind]) for entry in found]
-    return [points("straggler", typed(longer / size), labels, diamond("@alarm", 1), hovertext=words, hoverinfo="text")]
+    labels = [escape(row_labels.labels[straggler.program_index]) for straggler in stragglers]
+    return [
+        marker_trace(
+            "straggler",
+            encode_floats(extra_waits / unit_size),
+            labels,
+            diamond_marker("@alarm", 1),
+            hovertext=hover_texts,
+            hoverinfo="text",
+        )
+    ]

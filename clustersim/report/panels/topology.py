@@ -18,132 +18,138 @@ from clustersim.common.units import format_bandwidth
 from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe_tiers
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
-from clustersim.report.draw.charts import Drawn, lines, note, plot, points
-from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, share_words
-from clustersim.report.html_document import Card, document, drawn
-from clustersim.report.labels import LINK_WORDS
-from clustersim.report.legend_markup import axis_name
-from clustersim.report.placement_labels import placement_line
-from clustersim.report.theme import LISTED_LOOKS
-from clustersim.results.axis_tiers import AxisSpan, axis_spans
+from clustersim.report.draw.charts import PlotlyDict, annotation, line_trace, marker_trace, xy_figure
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, format_share
+from clustersim.report.html_document import Panel, html_document, render_panel
+from clustersim.report.labels import LINK_KIND_LABELS
+from clustersim.report.legend_markup import axis_markup
+from clustersim.report.placement_labels import describe_placement
+from clustersim.report.theme import COMM_STYLES
+from clustersim.results.axis_tiers import AxisLocality, axis_localities
 from clustersim.results.simulation_result import SimulationResult
 
-_NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
-_MOST_DRAWN: Final = 36
-_MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
-_BOX: Final = 0.26  # height of a box, in tiers
-_WORDS: Final = 0.24  # height of a line of words
+_TIER_LABELS: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
+_MAX_BOXES: Final = 36
+_BOXES_PER_DOUBLING: Final = 2.3  # boxes for each doubling beyond eight
+_BOX_HEIGHT: Final = 0.26  # height of a box, in tiers
+_TEXT_HEIGHT: Final = 0.24  # height of a line of words
 _TIER_PIXELS: Final = 92
-_LANE: Final = 0.115  # width of what an axis has beside the boxes, whose width is 1
+_AXIS_WIDTH: Final = 0.115  # width of what an axis has beside the boxes, whose width is 1
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class TierView:
     """One tier of a cluster.
 
     kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction, with its unit and what it is made of, empty
     for the top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
     """
 
-    kind: str
+    label: str
     count: int
     bandwidth: str = ""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class AxisView:
     """One axis of a layout. levels: of the tier to which each crossing leads up, from 0 on; links: each in words."""
 
-    span: AxisSpan
-    levels: tuple[int, ...]
-    links: tuple[str, ...]
+    span: AxisLocality
+    tier_levels: tuple[int, ...]
+    link_labels: tuple[str, ...]
 
     @property
-    def apart(self) -> str:
+    def stride_label(self) -> str:
         """How far members of a group are from each other."""
         return "adjacent" if self.span.stride == 1 else f"stride {self.span.stride:,}"
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The groups, in words."""
-        nodes = "1 node" if self.span.nodes == 1 else f"{self.span.nodes:,} nodes"
-        return f"{self.span.groups:,} × {self.span.size:,} GPUs, {self.apart}, {nodes}"
+        node_label = "1 node" if self.span.max_nodes == 1 else f"{self.span.max_nodes:,} nodes"
+        return f"{self.span.group_count:,} × {self.span.group_size:,} GPUs, {self.stride_label}, {node_label}"
 
     @property
     def colour(self) -> str:
         """That of its communication."""
-        return LISTED_LOOKS[self.span.axis][1].colour
+        return COMM_STYLES[self.span.axis][1].colour
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class TopologyView:
     """A cluster from the GPUs up, and the axes of a layout on it, if any."""
 
     title: str
-    tiers: tuple[Tier, ...]
-    lanes: tuple[Lane, ...] = ()
+    tiers: tuple[TierView, ...]
+    axes: tuple[AxisView, ...] = ()
 
 
-def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
+def build_topology(cluster: Cluster, spans: Sequence[AxisLocality] = ()) -> TopologyView:
     """A cluster's tiers, and the axes of a layout on it."""
     tiers = describe_tiers(cluster)
-    kind, bandwidth, top = cluster.fabric.links.kind, cluster.fabric.links.bandwidth, len(tiers) - 1
-    links = {LINK_KINDS[item]: float(bandwidth[kind == item].max()) for item in np.unique(kind).tolist()}
-    rows = tuple(
-        Tier(name, tier.count, "" if place == top else _way_up(tier, links), _note(tier, links))
-        for place, (name, tier) in enumerate(zip(tier_names(tiers), tiers, strict=True))
+    kind, bandwidth, top_level = cluster.fabric.links.kind, cluster.fabric.links.bandwidth, len(tiers) - 1
+    links = {
+        LINK_KINDS[kind_index]: float(bandwidth[kind == kind_index].max()) for kind_index in np.unique(kind).tolist()
+    }
+    tier_views = tuple(
+        TierView(name, tier.count, "" if level == top_level else _uplink_label(tier, links), _tier_note(tier, links))
+        for level, (name, tier) in enumerate(zip(tier_labels(tiers), tiers, strict=True))
     )
-    lanes = (
-        Lane(span, tuple(crossing.level(tiers) for crossing in span.crossings), tuple(crossing_words(span)))
+    axis_views = (
+        AxisView(span, tuple(crossing.tier_index(tiers) for crossing in span.crossings), tuple(crossing_labels(span)))
         for span in spans
     )
-    return Picture(f"{cluster.name}: {size_words(cluster)}", rows, tuple(lanes))
+    return TopologyView(f"{cluster.name}: {describe_size(cluster)}", tier_views, tuple(axis_views))
 
 
-def picture_of(result: SimulationResult) -> Picture:
+def result_topology(result: SimulationResult) -> TopologyView:
     """The cluster of a result, and the axes of its layout on it."""
     scenario = result.scenario
-    return picture(scenario.cluster, axis_spans(scenario.layout, scenario.cluster.fabric, scenario.placement))
+    return build_topology(
+        scenario.cluster, axis_localities(scenario.layout, scenario.cluster.fabric, scenario.placement)
+    )
 
 
-def size_words(cluster: Cluster) -> str:
+def describe_size(cluster: Cluster) -> str:
     """How many GPUs of which kind, and which of the machine's."""
     size = f"{cluster.gpu_count:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
-    placement = placement_line(cluster)
+    placement = describe_placement(cluster)
     return f"{size}, on {placement}" if placement else size
 
 
-def tier_names(tiers: Sequence[hardware.FabricTier]) -> list[str]:
+def tier_labels(tiers: Sequence[hardware.FabricTier]) -> list[str]:
     """What people call the tiers; of several of one kind, with their number from below."""
     kinds = [tier.kind for tier in tiers]
-    names = [_NAMES.get(kind, f"{kind} switch") for kind in kinds]
+    labels = [_TIER_LABELS.get(kind, f"{kind} switch") for kind in kinds]
     return [
-        f"{name} {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else name
-        for place, (kind, name) in enumerate(zip(kinds, names, strict=True))
+        f"{label} {kinds[: level + 1].count(kind)}" if kinds.count(kind) > 1 else label
+        for level, (kind, label) in enumerate(zip(kinds, labels, strict=True))
     ]
 
 
-def crossing_words(span: AxisSpan) -> list[str]:
+def crossing_labels(span: AxisLocality) -> list[str]:
     """What is between neighbours of each of the axis' crossings; part of them where it is not all."""
     kinds = [crossing.kind for crossing in span.crossings]
-    names = [LINK_WORDS[kind] if kind not in kinds[:place] else "switch to switch" for place, kind in enumerate(kinds)]
+    labels = [
+        LINK_KIND_LABELS[kind] if kind not in kinds[:index] else "switch to switch" for index, kind in enumerate(kinds)
+    ]
     return [
-        name + f" ({share_words(crossing.part)})" * (crossing.part < 1.0)
-        for name, crossing in zip(names, span.crossings, strict=True)
+        label + f" ({format_share(crossing.fraction)})" * (crossing.fraction < 1.0)
+        for label, crossing in zip(labels, span.crossings, strict=True)
     ]
 
 
-def _way_up(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
+def _uplink_label(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
     """The bandwidth of a way up, and its kind where it is inside a node; from an NVLink domain none leads up."""
     if tier.kind == "nvswitch":
         return ""
-    own = {"gpu": (LinkKind.NVLINK, LinkKind.PCIE), "host": (LinkKind.PCIE,)}.get(tier.kind, ())
-    name = next((f"{LINK_WORDS[kind]} " for kind in own if kind in links), "")
-    return name + format_bandwidth(tier.bandwidth)
+    link_kinds = {"gpu": (LinkKind.NVLINK, LinkKind.PCIE), "host": (LinkKind.PCIE,)}.get(tier.kind, ())
+    prefix = next((f"{LINK_KIND_LABELS[kind]} " for kind in link_kinds if kind in links), "")
+    return prefix + format_bandwidth(tier.bandwidth)
 
 
-def _note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
+def _tier_note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
     """How far a tier is oversubscribed, and what leads past an NVLink domain or from one root complex to the next."""
     if tier.kind == "nvswitch" and LinkKind.PCIE in links:
         return f"from each GPU: PCIe {format_bandwidth(links[LinkKind.PCIE])}"
@@ -152,113 +158,128 @@ def _note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
     return "" if (tier.oversubscription or 1.0) <= 1.0 else f"1:{tier.oversubscription:.3g} oversubscribed"
 
 
-def topology_page(picture: Picture) -> str:
+def topology_page(topology: TopologyView) -> str:
     """A page with the picture and its tables."""
-    return document(picture.title, [topology_card(picture, picture.title)])
+    return html_document(topology.title, [topology_panel(topology, topology.title)])
 
 
-def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
+def topology_panel(topology: TopologyView, title: str = "Cluster and layout") -> Panel:
     """The picture, what each axis crosses, and the tiers in numbers."""
-    return drawn(
+    return render_panel(
         "topology.html",
         title=title,
-        figure=topology_figure(picture),
-        tiers=picture.tiers,
-        lanes=picture.lanes,
-        axis_name=axis_name,
+        figure=topology_figure(topology),
+        tiers=topology.tiers,
+        lanes=topology.axes,
+        axis_name=axis_markup,
     )
 
 
-def topology_figure(picture: Picture) -> Figure:
+def topology_figure(topology: TopologyView) -> Figure:
     """Boxes as bars, connections as bands, words between them; axes as lines beside them."""
-    tiers, lanes = picture.tiers, picture.lanes
+    tiers, axes = topology.tiers, topology.axes
     traces: Traces = []
     for level, tier in enumerate(tiers):
-        traces += [_ways_up(level, *item) for item in zip(tiers[level : level + 1], tiers[level + 1 :], strict=False)]
-        traces.append(_boxes(level, tier))
-    traces += [trace for place, lane in enumerate(lanes) for trace in _line(place, lane)]
-    traces += [_dots(place, lane, tiers) for place, lane in enumerate(lanes)]
-    words = [note for level, tier in enumerate(tiers) for note in _words(level, tier)]
-    wide, short = (
-        [label for place, lane in enumerate(lanes) for label in _labels(place, lane, more=more)]
-        for more in (True, False)
+        traces += [
+            _uplink_band(level, *item) for item in zip(tiers[level : level + 1], tiers[level + 1 :], strict=False)
+        ]
+        traces.append(_box_trace(level, tier))
+    traces += [trace for index, axis in enumerate(axes) for trace in _axis_line(index, axis)]
+    traces += [_crossing_markers(index, axis, tiers) for index, axis in enumerate(axes)]
+    annotations = [note for level, tier in enumerate(tiers) for note in _tier_annotations(level, tier)]
+    wide_labels, narrow_axis_labels = (
+        [
+            axis_annotation
+            for index, axis in enumerate(axes)
+            for axis_annotation in _axis_annotations(index, axis, is_wide=is_wide)
+        ]
+        for is_wide in (True, False)
     )
-    hidden = {"visible": False, "fixedrange": True}
-    x = {"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], **hidden}
-    y = {"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], **hidden}
-    height, narrow = _TIER_PIXELS * len(tiers) + 40, {"annotations": words + short}
-    plain = {"showlegend": False, "dragmode": False, "margin": {"l": 4, "r": 4, "t": 4, "b": 4}}
-    return plot("topology", traces, x, y, height=height, narrow=narrow, annotations=words + wide, **plain)
+    axis_options = {"visible": False, "fixedrange": True}
+    x = {"range": [-0.02, 1.02 + _AXIS_WIDTH * (len(axes) + 0.3)], **axis_options}
+    y = {"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(axes)], **axis_options}
+    height, narrow = _TIER_PIXELS * len(tiers) + 40, {"annotations": annotations + narrow_axis_labels}
+    options = {"showlegend": False, "dragmode": False, "margin": {"l": 4, "r": 4, "t": 4, "b": 4}}
+    return xy_figure(
+        "topology", traces, x, y, height=height, narrow=narrow, annotations=annotations + wide_labels, **options
+    )
 
 
-def boxes_of(count: int) -> int:
+def box_count(count: int) -> int:
     """How many boxes stand for `count`: all of a few, then ever fewer, so that a tier of 16,384 is 33 boxes wide.
 
     >>> [boxes_of(count) for count in (1, 8, 100, 16384)]
     [1, 8, 16, 33]
     """
-    return min(count, 8) + round(_MOST_EXTRA * math.log2(max(1.0, count / 8)))
+    return min(count, 8) + round(_BOXES_PER_DOUBLING * math.log2(max(1.0, count / 8)))
 
 
-def _places(count: int) -> list[float]:
-    boxes = min(boxes_of(count), _MOST_DRAWN)
-    return [0.5 + (index - (boxes - 1) / 2) / _MOST_DRAWN for index in range(boxes)]
+def _box_positions(count: int) -> list[float]:
+    boxes = min(box_count(count), _MAX_BOXES)
+    return [0.5 + (index - (boxes - 1) / 2) / _MAX_BOXES for index in range(boxes)]
 
 
-def _boxes(level: int, tier: Tier) -> Drawn:
-    places = _places(tier.count)
+def _box_trace(level: int, tier: TierView) -> PlotlyDict:
+    positions = _box_positions(tier.count)
     return {
-        "type": "bar", "x": places, "y": [_BOX] * len(places), "base": [level - _BOX / 2] * len(places),
+        "type": "bar", "x": positions, "y": [_BOX_HEIGHT] * len(positions), "base": [level - _BOX_HEIGHT / 2] * len(positions),
         "marker": {"color": MUTED if level else "@accent", "opacity": 0.6 if level else 1.0, "cornerradius": 3},
-        "width": 0.8 / _MOST_DRAWN, "hovertemplate": escape(f"{tier.count:,} × {tier.kind}") + "<extra></extra>",
+        "width": 0.8 / _MAX_BOXES, "hovertemplate": escape(f"{tier.count:,} × {tier.label}") + "<extra></extra>",
     }  # fmt: skip
 
 
-def _ways_up(level: int, lower: Tier, upper: Tier) -> Drawn:
+def _uplink_band(level: int, lower: TierView, upper: TierView) -> PlotlyDict:
     """A pale band as wide as the two tiers that it joins."""
-    half = 0.5 / _MOST_DRAWN
-    below, above = _places(lower.count), _places(upper.count)
-    bottom, top = level + _BOX / 2 + 0.03, level + 1 - _BOX / 2 - _WORDS
-    across = [below[0] - half, below[-1] + half, above[-1] + half, above[0] - half]
-    return lines(across, [bottom, bottom, top, top], {"width": 0}, fill="toself", fillcolor="@track")
+    half = 0.5 / _MAX_BOXES
+    lower_positions, upper_positions = _box_positions(lower.count), _box_positions(upper.count)
+    bottom, top = level + _BOX_HEIGHT / 2 + 0.03, level + 1 - _BOX_HEIGHT / 2 - _TEXT_HEIGHT
+    outline = [
+        lower_positions[0] - half,
+        lower_positions[-1] + half,
+        upper_positions[-1] + half,
+        upper_positions[0] - half,
+    ]
+    return line_trace(outline, [bottom, bottom, top, top], {"width": 0}, fill="toself", fillcolor="@track")
 
 
-def _words(level: int, tier: Tier) -> Iterator[Drawn]:
-    name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>"
-    up = " · ".join(map(escape, filter(None, (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note))))
-    common: Drawn = {"x": 0.5, "xanchor": "center"}
-    yield note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
-    if up:
-        yield note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common)
+def _tier_annotations(level: int, tier: TierView) -> Iterator[PlotlyDict]:
+    title = f"<b>{tier.count:,} × {escape(tier.label)}</b>"
+    uplink = " · ".join(map(escape, filter(None, (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note))))
+    options: PlotlyDict = {"x": 0.5, "xanchor": "center"}
+    yield annotation(title, y=level - _BOX_HEIGHT / 2 - _TEXT_HEIGHT / 2, font={"size": 13}, **options)
+    if uplink:
+        yield annotation(uplink, y=level + 0.5 - _TEXT_HEIGHT / 2, font={"size": 12, "color": MUTED}, **options)
 
 
-def _middle(place: int) -> float:
+def _axis_position(index: int) -> float:
     """Where the place-th axis stands."""
-    return 1.02 + _LANE * (place + 0.6)
+    return 1.02 + _AXIS_WIDTH * (index + 0.6)
 
 
-def _line(place: int, lane: Lane) -> Traces:
+def _axis_line(index: int, axis: AxisView) -> Traces:
     """From the GPUs to the highest tier, with a cap; a darker edge, because some colours are pale."""
-    middle, half, top = _middle(place), 0.25 * _LANE, max(lane.levels)
+    middle, half, top = _axis_position(index), 0.25 * _AXIS_WIDTH, max(axis.tier_levels)
     x = [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half]
     y = [0, 0, None, 0, top, None, top, top]
-    return [lines(x, y, {"width": width, "color": colour}) for width, colour in ((7, MUTED), (4, lane.colour))]
+    return [line_trace(x, y, {"width": width, "color": colour}) for width, colour in ((7, MUTED), (4, axis.colour))]
 
 
-def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> Drawn:
+def _crossing_markers(index: int, axis: AxisView, tiers: Sequence[TierView]) -> PlotlyDict:
     """Links that neighbours of a group have between them; a ring where only some of them do."""
-    name = f"<b>{lane.span.axis}</b>: {lane.words}<br>between neighbours: "
-    crossed = zip(lane.links, lane.levels, strict=True)
-    words = [name + escape(f"{links}, up to {tiers[level].kind}") for links, level in crossed]
-    colours = [lane.colour if crossing.part == 1.0 else SURFACE for crossing in lane.span.crossings]
-    look = {"size": 15, "color": colours, "line": {"width": 2, "color": "@ink"}}
-    x = [_middle(place)] * len(lane.levels)
-    return points(lane.span.axis, x, list(lane.levels), look, hovertext=words, hoverinfo="text")
+    prefix = f"<b>{axis.span.axis}</b>: {axis.description}<br>between neighbours: "
+    crossed = zip(axis.link_labels, axis.tier_levels, strict=True)
+    hover_texts = [prefix + escape(f"{links}, up to {tiers[level].label}") for links, level in crossed]
+    colours = [axis.colour if crossing.fraction == 1.0 else SURFACE for crossing in axis.span.crossings]
+    marker = {"size": 15, "color": colours, "line": {"width": 2, "color": "@ink"}}
+    x = [_axis_position(index)] * len(axis.tier_levels)
+    return marker_trace(axis.span.axis, x, list(axis.tier_levels), marker, hovertext=hover_texts, hoverinfo="text")
 
 
-def _labels(place: int, lane: Lane, *, more: bool) -> Iterator[Drawn]:
+def _axis_annotations(index: int, axis: AxisView, *, is_wide: bool) -> Iterator[PlotlyDict]:
     """The name of an axis below its line, and what its groups are above, on large screens in more words."""
-    common: Drawn = {"x": _middle(place), "xanchor": "center"}
-    above = f"{lane.span.size:,} GPUs<br>{lane.apart}" if more else f"{lane.span.size:,}"
-    yield note(f"<b>{lane.span.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
-    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": 11 if more else 10}, **common)
+    options: PlotlyDict = {"x": _axis_position(index), "xanchor": "center"}
+    size_label = f"{axis.span.group_size:,} GPUs<br>{axis.stride_label}" if is_wide else f"{axis.span.group_size:,}"
+    yield annotation(f"<b>{axis.span.axis}</b>", y=-_BOX_HEIGHT / 2 - _TEXT_HEIGHT / 2, font={"size": 13}, **options)
+    yield annotation(
+        size_label, y=max(axis.tier_levels) + 0.14, yanchor="bottom", font={"size": 11 if is_wide else 10}, **options
+    )

@@ -11,74 +11,78 @@ from typing import Final
 from clustersim.common.units import format_number
 from clustersim.cost.timing import Provenance
 from clustersim.report import economics_labels, labels
-from clustersim.report.html_document import Card, drawn
-from clustersim.report.legend_markup import key
-from clustersim.report.panels.step_times import spread_words
-from clustersim.report.placement_labels import placement_line
-from clustersim.report.step_breakdown import ideal_of
-from clustersim.report.theme import PART_LOOKS
+from clustersim.report.html_document import Panel, render_panel
+from clustersim.report.legend_markup import colour_swatch
+from clustersim.report.panels.step_times import format_percentiles
+from clustersim.report.placement_labels import describe_placement
+from clustersim.report.step_breakdown import ideal_seconds_of
+from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.economics import Economics
 from clustersim.results.nearest_run import NearestRun
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_losses import Help, Loss, losses, what_helps
-from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction, masked
-from clustersim.results.what_if import WhatIfs
+from clustersim.results.time_losses import LossRemedies, TimeLoss, find_remedies, time_losses
+from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction, shows_causal_mfu
+from clustersim.results.what_if import WhatIfReport
 
-_LOSSES: Final = 3  # that are shown
+_MAX_LOSSES: Final = 3  # that are shown
 
 
-def verdict_card(result: SimulationResult, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Card:
+def verdict_panel(
+    result: SimulationResult, what_ifs: WhatIfReport | None = None, nearest: NearestRun | None = None
+) -> Panel:
     """The answer; what_ifs: changes that were simulated; nearest: the published run that is most like it."""
     scenario = result.scenario
-    return drawn(
+    return render_panel(
         "verdict.html",
         result=result,
         wording=labels,
-        placement=placement_line(scenario.cluster),
-        spread=spread_words(result.step_time_percentiles),
-        run=economics_labels.run_lines(result.economics, result.gpu_hours_per_trillion_tokens),
-        losses=losses_of(result, what_ifs),
+        placement=describe_placement(scenario.cluster),
+        spread=format_percentiles(result.step_time_percentiles),
+        run=economics_labels.training_run_rows(result.economics, result.gpu_hours_per_trillion_tokens),
+        losses=largest_losses(result, what_ifs),
         what_ifs=what_ifs,
         nearest=nearest,
-        masked=masked(result.mfu(), result.mfu_causal()),
-        prices=list(_prices(result.economics)),
+        masked=shows_causal_mfu(result.mfu(), result.mfu_causal()),
+        prices=list(_price_rows(result.economics)),
         bubble=bubble_fraction(result.breakdown),
         exposed=exposed_fraction(result.breakdown),
         convention=CONVENTION,
-        provenance=provenance_of(result),
-        looks=PART_LOOKS,
-        key=key,
-        rate=rate_words,
+        provenance=nonzero_provenance(result),
+        looks=TIME_CATEGORY_STYLES,
+        key=colour_swatch,
+        rate=format_token_rate,
     )
 
 
-def foot_card(result: SimulationResult) -> Card:
+def confidence_panel(result: SimulationResult) -> Panel:
     """Where the durations come from, and how much was simulated."""
-    return drawn("foot.html", result=result, provenance=provenance_of(result), wording=labels)
+    return render_panel("foot.html", result=result, provenance=nonzero_provenance(result), wording=labels)
 
 
-def provenance_of(result: SimulationResult) -> Mapping[Provenance, float]:
+def nonzero_provenance(result: SimulationResult) -> Mapping[Provenance, float]:
     """Share of busy time by source of its durations, those that there are."""
     return {Provenance(source): share for source, share in result.provenance_shares.items() if share > 0}
 
 
-def losses_of(result: SimulationResult, what_ifs: WhatIfs | None) -> list[tuple[Loss, Help | None]]:
+def largest_losses(
+    result: SimulationResult, what_ifs: WhatIfReport | None
+) -> list[tuple[TimeLoss, LossRemedies | None]]:
     """The largest losses, and what of the changes that were simulated makes them smaller."""
-    tried = what_ifs if what_ifs and what_ifs.tried else None
-    largest = losses(result.breakdown.mean(), ideal_of(result))[:_LOSSES]
-    return [(loss, what_helps(loss, tried) if tried else None) for loss in largest]
+    simulated_changes = what_ifs if what_ifs and what_ifs.simulated else None
+    largest = time_losses(result.breakdown.mean_seconds(), ideal_seconds_of(result))[:_MAX_LOSSES]
+    return [(loss, find_remedies(loss, simulated_changes) if simulated_changes else None) for loss in largest]
 
 
-def rate_words(tokens: float) -> str:
+def format_token_rate(tokens: float) -> str:
     """Tokens per second: whole ones where there are many."""
     return f"{tokens:,.0f}" if tokens >= 1000 else format_number(tokens)
 
 
-def _prices(found: Economics) -> Iterator[tuple[str, str, str]]:
+def _price_rows(result_economics: Economics) -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of money and energy for a trillion tokens, as far as they are known."""
-    for (name, value, meaning), further in (
-        (economics_labels.cost_line(found), economics_labels.price_words(found)),
-        (economics_labels.energy_line(found), economics_labels.power_words(found)),
+    for (name, value, meaning), source in (
+        (economics_labels.cost_row(result_economics), economics_labels.describe_price(result_economics)),
+        (economics_labels.energy_row(result_economics), economics_labels.describe_power(result_economics)),
     ):
-        if value != economics_labels.UNKNOWN:
-            yield f"{name}/T tokens", value, ". ".join(filter(None, (meaning, further)))
+        if value != economics_labels.UNKNOWN_LABEL:
+            yield f"{name}/T tokens", value, ". ".join(filter(None, (meaning, source)))

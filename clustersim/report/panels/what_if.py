@@ -9,73 +9,79 @@ from typing import Final
 
 from clustersim.common.units import format_bytes, format_signed_seconds, format_step_time
 from clustersim.report import legend_markup
-from clustersim.report.draw.charts import bar, chart, in_lines, reach
-from clustersim.report.figure import SURFACE, Figure, axis, time_scale, typed
-from clustersim.report.html_document import Card, drawn
-from clustersim.results.what_if import Outcome, WhatIfs
+from clustersim.report.draw.charts import bar_figure, bar_trace, padded_range, wrapped_tick_labels
+from clustersim.report.figure import SURFACE, Figure, axis_layout, encode_floats, time_scale
+from clustersim.report.html_document import Panel, render_panel
+from clustersim.results.what_if import WhatIfOutcome, WhatIfReport
 
-_PERCENT: Final = 5e-5  # of the step: what is less is shown as no change
-_ROOM, _NARROW_ROOM = 0.25, 0.9  # of the longest bar: beside it, for its words
+_MIN_CHANGE: Final = 5e-5  # of the step: what is less is shown as no change
+_MARGIN, _NARROW_MARGIN = 0.25, 0.9  # of the longest bar: beside it, for its words
 
 
-def what_if_card(what_ifs: WhatIfs) -> Card:
+def what_if_panel(what_ifs: WhatIfReport) -> Panel:
     """The strip; without bars where nothing could be tried."""
-    figure = what_if_figure(what_ifs) if what_ifs.tried else None
-    return drawn("what_if.html", figure=figure, what_ifs=what_ifs, keys=legend_markup)
+    figure = what_if_figure(what_ifs) if what_ifs.simulated else None
+    return render_panel("what_if.html", figure=figure, what_ifs=what_ifs, keys=legend_markup)
 
 
-def what_if_figure(what_ifs: WhatIfs) -> Figure:
+def what_if_figure(what_ifs: WhatIfReport) -> Figure:
     """A bar for each change to either side of no change, in the order of the table."""
-    names, outcomes = [case.words for case, _ in what_ifs.tried], [outcome for _, outcome in what_ifs.tried]
-    scale, words = time_scale(max(abs(outcome.longer) for outcome in outcomes)), [escape(name) for name in names]
-    ends = [outcome.longer / scale.size for outcome in outcomes]
-    colours, patterns = zip(*map(_look, outcomes), strict=True)
-    look = {
+    names, outcomes = (
+        [what_if.description for what_if, _ in what_ifs.simulated],
+        [outcome for _, outcome in what_ifs.simulated],
+    )
+    scale, labels = (
+        time_scale(max(abs(outcome.slowdown_seconds) for outcome in outcomes)),
+        [escape(name) for name in names],
+    )
+    ends = [outcome.slowdown_seconds / scale.unit_size for outcome in outcomes]
+    colours, patterns = zip(*map(_bar_style, outcomes), strict=True)
+    marker = {
         "color": list(colours),
         "line": {"width": 0.6, "color": SURFACE},
         "pattern": {"shape": list(patterns), "size": 6, "fgcolor": SURFACE},
     }
-    bars = bar(
-        "change", words, typed(ends), look, text=[_bar_words(outcome) for outcome in outcomes], textposition="outside",
-        cliponaxis=False, customdata=[_hover(outcome) for outcome in outcomes],
+    trace = bar_trace(
+        "change", labels, encode_floats(ends), marker, text=[_bar_label(outcome) for outcome in outcomes], textposition="outside",
+        cliponaxis=False, customdata=[_hover_text(outcome) for outcome in outcomes],
         hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>",
     )  # fmt: skip
-    return chart(
+    return bar_figure(
         "what-if",
-        [bars],
-        axis(f"the same work takes longer by [{scale.unit}]", range=reach(ends, _ROOM), zeroline=True),
-        height=70 + 34 * len(words),
+        [trace],
+        axis_layout(f"the same work takes longer by [{scale.unit}]", range=padded_range(ends, _MARGIN), zeroline=True),
+        height=70 + 34 * len(labels),
         narrow={
-            "height": 70 + 56 * len(words),
+            "height": 70 + 56 * len(labels),
             "font": {"size": 10},
-            "xaxis": {"range": reach(ends, _NARROW_ROOM)},
-            "yaxis": in_lines(words, names, tickfont={"size": 10}),
+            "xaxis": {"range": padded_range(ends, _NARROW_MARGIN)},
+            "yaxis": wrapped_tick_labels(labels, names, tickfont={"size": 10}),
         },
         bargap=0.35,
     )
 
 
-def side(outcome: Outcome) -> int:
+def change_sign(outcome: WhatIfOutcome) -> int:
     """Whether the work takes longer (1), shorter (-1), or neither."""
-    return 0 if abs(outcome.part) < _PERCENT else (1 if outcome.longer > 0.0 else -1)
+    return 0 if abs(outcome.slowdown_ratio) < _MIN_CHANGE else (1 if outcome.slowdown_seconds > 0.0 else -1)
 
 
-def _look(outcome: Outcome) -> tuple[str, str]:
+def _bar_style(outcome: WhatIfOutcome) -> tuple[str, str]:
     """Colour and pattern of a bar."""
-    if not outcome.fits:
+    if not outcome.fits_in_memory:
         return "@muted", "x"
-    return ("@alarm", "/") if side(outcome) > 0 else ("@good", "")
+    return ("@alarm", "/") if change_sign(outcome) > 0 else ("@good", "")
 
 
-def _bar_words(outcome: Outcome) -> str:
-    mark = "" if outcome.fits else " ✕"
-    return f"{outcome.part:+.1%}{mark}" if side(outcome) else f"no change{mark}"
+def _bar_label(outcome: WhatIfOutcome) -> str:
+    mark = "" if outcome.fits_in_memory else " ✕"
+    return f"{outcome.slowdown_ratio:+.1%}{mark}" if change_sign(outcome) else f"no change{mark}"
 
 
-def _hover(outcome: Outcome) -> str:
-    more = "" if outcome.tokens == 1.0 else f" with {outcome.tokens:g} times the tokens"
+def _hover_text(outcome: WhatIfOutcome) -> str:
+    token_note = "" if outcome.token_ratio == 1.0 else f" with {outcome.token_ratio:g} times the tokens"
     return (
-        f"step {format_step_time(outcome.step_time)} ({format_signed_seconds(outcome.delta)}){more}<br>"
-        f"tokens/s per GPU {outcome.faster:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
-        f"{'fits' if outcome.fits else 'does not fit'}"
+        f"step {format_step_time(outcome.step_time)} ({format_signed_seconds(outcome.step_time_difference)}){token_note}<br>"
+        f"tokens/s per GPU {outcome.speedup:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
+        f"{'fits' if outcome.fits_in_memory else 'does not fit'}"
     )

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.common.units import format_step_time
-from clustersim.report.result_difference import Difference, headline, lines, words_of
-from clustersim.report.row_selection import shown_rows
-from clustersim.report.terminal.table import grid, text
-from clustersim.report.theme import PART_LOOKS
-from clustersim.results.time_categories import PARTS
+from clustersim.report.result_difference import ResultDifference, format_input, headline, number_rows
+from clustersim.report.row_selection import sample_rows
+from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.report.theme import TIME_CATEGORY_STYLES
+from clustersim.results.time_categories import TIME_CATEGORIES
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -18,57 +18,54 @@ if TYPE_CHECKING:
 
     from clustersim.report.terminal.table import Cell
 
-MOST_PARTS: Final = 3  # columns of the stages' table
-MOST_STAGES: Final = 16
-_COMPARED: Final = ("A", "B")
+MAX_CATEGORIES: Final = 3  # columns of the stages' table
+MAX_STAGES: Final = 16
+_RESULT_NAMES: Final = ("A", "B")
 
 
-def render_difference(difference: Difference) -> "Group":
+def render_difference(difference: ResultDifference) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    inputs = [
-        (changed_key.key, words_of(changed_key.first), words_of(changed_key.second))
-        for changed_key in difference.inputs
+    inputs = [(change.key, format_input(change.first), format_input(change.second)) for change in difference.inputs]
+    renderables: list[RenderableType] = [
+        plain_text(headline(difference), "bold"),
+        *(plain_text(f"{name}: {title}") for name, title in zip(_RESULT_NAMES, difference.titles, strict=True)),
+        plain_text(""),
+        build_table(("input", *_RESULT_NAMES), inputs) if inputs else plain_text("no key of the input differs"),
+        plain_text(""),
+        build_table(("", *_RESULT_NAMES, "change"), number_rows(difference), right_aligned=(1, 2, 3)),
+        plain_text(""),
+        plain_text("where the difference comes from, the mean over ranks"),
+        build_table(("", *_RESULT_NAMES, "longer by"), _category_rows(difference), right_aligned=(1, 2, 3)),
     ]
-    shown: list[RenderableType] = [
-        text(headline(difference), "bold"),
-        *(text(f"{name}: {title}") for name, title in zip(_COMPARED, difference.titles, strict=True)),
-        text(""),
-        grid(("input", *_COMPARED), inputs) if inputs else text("no key of the input differs"),
-        text(""),
-        grid(("", *_COMPARED, "change"), lines(difference), right=(1, 2, 3)),
-        text(""),
-        text("where the difference comes from, the mean over ranks"),
-        grid(("", *_COMPARED, "longer by"), _parts(difference), right=(1, 2, 3)),
-    ]
-    if len(difference.row_labels) > 1 and difference.different:
-        shown += [text(""), text("by how much longer in B"), _stages(difference)]
-    shown += [text(f"note: {note}", "yellow") for note in difference.notes]
-    return Group(*shown)
+    if len(difference.row_labels) > 1 and difference.changed_categories:
+        renderables += [plain_text(""), plain_text("by how much longer in B"), _stage_table(difference)]
+    renderables += [plain_text(f"note: {note}", "yellow") for note in difference.notes]
+    return Group(*renderables)
 
 
-def _parts(difference: Difference) -> "Iterator[Sequence[Cell]]":
-    for part in difference.present:
-        yield text(part.value, PART_LOOKS[part].colour), *difference.amounts(part)
+def _category_rows(difference: ResultDifference) -> "Iterator[Sequence[Cell]]":
+    for category in difference.nonzero_categories:
+        yield plain_text(category.value, TIME_CATEGORY_STYLES[category].colour), *difference.format_category(category)
     steps = map(format_step_time, difference.step_times.tolist())
-    yield [text(item, "bold") for item in ("step", *steps, difference.words(difference.longer))]
+    yield [plain_text(item, "bold") for item in ("step", *steps, difference.format_delta(difference.step_time_delta))]
 
 
-def most_different(difference: Difference) -> list[int]:
+def largest_category_changes(difference: ResultDifference) -> list[int]:
     """The parts that differ most on any stage, most first, as places in PARTS."""
-    most = np.abs(difference.stage_deltas).max(axis=0, initial=0.0)
-    order = np.argsort(-most, kind="stable")[:MOST_PARTS]
-    return [place for place in order.tolist() if most[place] > 0.0]
+    max_changes = np.abs(difference.row_deltas).max(axis=0, initial=0.0)
+    order = np.argsort(-max_changes, kind="stable")[:MAX_CATEGORIES]
+    return [index for index in order.tolist() if max_changes[index] > 0.0]
 
 
-def _stages(difference: Difference) -> "Table":
+def _stage_table(difference: ResultDifference) -> "Table":
     """The rows of the pipeline and the parts that differ most; the rest is what makes each the step's difference."""
-    changes, places = difference.stage_deltas, most_different(difference)
+    changes, categories = difference.row_deltas, largest_category_changes(difference)
     rows = []
-    for row in shown_rows(len(changes), MOST_STAGES).tolist():
-        chosen = changes[row, places]
-        rest = float(changes[row].sum() - chosen.sum())
-        rows.append((difference.row_labels[row], *map(difference.words, (*chosen.tolist(), rest))))
-    heads = ("", *(PARTS[place].value for place in places), "all else")
-    return grid(heads, rows, right=range(1, len(heads)))
+    for row in sample_rows(len(changes), MAX_STAGES).tolist():
+        selected = changes[row, categories]
+        remainder = float(changes[row].sum() - selected.sum())
+        rows.append((difference.row_labels[row], *map(difference.format_delta, (*selected.tolist(), remainder))))
+    headers = ("", *(TIME_CATEGORIES[category].value for category in categories), "all else")
+    return build_table(headers, rows, right_aligned=range(1, len(headers)))

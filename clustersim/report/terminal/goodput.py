@@ -11,14 +11,14 @@ from clustersim.common.units import (
     format_seconds,
     format_step_time,
 )
-from clustersim.report.economics_labels import money, tokens_words
-from clustersim.report.terminal.table import grid, text
-from clustersim.results.goodput import DAY, Goodput
+from clustersim.report.economics_labels import format_money, format_tokens
+from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.results.goodput import SECONDS_PER_DAY, GoodputResult
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-LOSSES: Final = {
+LOSS_LABELS: Final = {
     "checkpoints": ("checkpoints", "#E69F00"),
     "lost_work": ("work that was lost", "#D55E00"),
     "detection": ("until failures were noticed", "#CC79A7"),
@@ -29,94 +29,118 @@ LOSSES: Final = {
     "spares": ("spare nodes", "#BFC6CD"),
 }
 """What a loss is called, and its colour."""
-_MOST: Final = 8  # kinds of failures that are listed
-_LEAST: Final = 5e-5  # of the time: what is less is not told
+_MAX_FAILURE_KINDS: Final = 8  # kinds of failures that are listed
+_MIN_SHARE: Final = 5e-5  # of the time: what is less is not told
 
 
-def headline(found: Goodput) -> str:
+def headline(result: GoodputResult) -> str:
     """How long the run takes, in one sentence."""
-    if 2 * found.finished < len(found.runs):
-        words = f"{tokens_words(found.tokens)} tokens are not reached"
-        return f"{words}: after {found.days['p50']:.1f} days goodput is {found.goodput:.1%}"
-    days = found.days
+    if 2 * result.finished_count < len(result.runs):
+        sentence = f"{format_tokens(result.tokens)} tokens are not reached"
+        return f"{sentence}: after {result.days['p50']:.1f} days goodput is {result.goodput:.1%}"
+    days = result.days
     low, middle, high = (days[name] for name in ("p10", "p50", "p90"))
-    many = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{middle:.1f}"
-    return f"{tokens_words(found.tokens)} tokens take {middle:.1f} days ({many} in eight of ten runs)"
+    range_label = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{middle:.1f}"
+    return f"{format_tokens(result.tokens)} tokens take {middle:.1f} days ({range_label} in eight of ten runs)"
 
 
-def money_words(found: Goodput) -> str:
+def format_cost(result: GoodputResult) -> str:
     """What the run costs; empty where no price is known."""
-    cost = found.cost
+    cost = result.cost
     if cost is None:
         return ""
-    return f"{money(cost['p50'], found.currency)} ({format_number(cost['p10'])} to {format_number(cost['p90'])})"
+    return (
+        f"{format_money(cost['p50'], result.currency)} ({format_number(cost['p10'])} to {format_number(cost['p90'])})"
+    )
 
 
-def facts(found: Goodput) -> list[tuple[str, str, str]]:
+def key_number_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
     """Name, value and meaning of what is told first."""
-    mttf, energy, every = found.mttf, found.energy, found.checkpoint
-    formulas = f"Young {format_seconds(every.young)}, Daly {format_seconds(every.daly)}"
-    drain = f", is stored {format_seconds(every.drain)} later" if every.drain else ""
-    written = f"blocks steps for {format_seconds(every.block)}{drain}, is loaded in {format_seconds(every.load)}"
-    nodes = found.nodes + found.spare_nodes
+    mttf, energy, checkpoint = result.mttf, result.energy, result.checkpoint
+    formulas = f"Young {format_seconds(checkpoint.young)}, Daly {format_seconds(checkpoint.daly)}"
+    drain = f", is stored {format_seconds(checkpoint.drain)} later" if checkpoint.drain else ""
+    checkpoint_costs = (
+        f"blocks steps for {format_seconds(checkpoint.blocking)}{drain}, is loaded in {format_seconds(checkpoint.load)}"
+    )
+    nodes = result.nodes + result.spare_nodes
     rows = [
-        ("goodput", f"{found.goodput:.1%}", "of the time the job does, at full speed, work that counts"),
-        ("ETTR", f"{found.ettr:.1%}", "of the time steps that count run, slower ones too"),
-        ("without failures", f"{found.ideal / DAY:.1f} days", f"at {format_step_time(found.step_time)} a step"),
+        ("goodput", f"{result.goodput:.1%}", "of the time the job does, at full speed, work that counts"),
+        ("ETTR", f"{result.ettr:.1%}", "of the time steps that count run, slower ones too"),
+        (
+            "without failures",
+            f"{result.ideal_seconds / SECONDS_PER_DAY:.1f} days",
+            f"at {format_step_time(result.step_time)} a step",
+        ),
         (
             "breaks every",
             "never" if mttf is None else format_seconds(mttf),
-            f"{found.interruptions:,.0f} unplanned ends, {sum(found.failures.values()):,.0f} failures",
+            f"{result.interruption_count:,.0f} unplanned ends, {sum(result.failures.values()):,.0f} failures",
         ),
-        ("checkpoint every", format_seconds(every.interval), "nothing breaks" if isinf(every.young) else formulas),
-        ("a checkpoint", format_bytes(every.size), written),
-        ("spare nodes", f"{found.spare_nodes:,}", f"of {nodes:,}; goodput of all {found.paid:.1%}"),
+        (
+            "checkpoint every",
+            format_seconds(checkpoint.interval),
+            "nothing breaks" if isinf(checkpoint.young) else formulas,
+        ),
+        ("a checkpoint", format_bytes(checkpoint.size), checkpoint_costs),
+        ("spare nodes", f"{result.spare_nodes:,}", f"of {nodes:,}; goodput of all {result.goodput_with_spares:.1%}"),
     ]
-    if found.cost is not None:
-        rows.append(("cost", money_words(found), "of all GPUs, spares too: the median, and eight of ten runs"))
+    if result.cost is not None:
+        rows.append(("cost", format_cost(result), "of all GPUs, spares too: the median, and eight of ten runs"))
     if energy is not None:
         rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, up and down"))
-    if found.missing:
-        rows.append(("not known", "", "; ".join(found.missing)))
+    if result.missing:
+        rows.append(("not known", "", "; ".join(result.missing)))
     return rows
 
 
-def losses(found: Goodput) -> list[tuple[str, Seconds, float]]:
+def loss_shares(result: GoodputResult) -> list[tuple[str, Seconds, float]]:
     """What time goes into, with seconds of a run and their part of its wall time; what is nothing is left out."""
-    wall = found.mean([run.wall for run in found.runs])
-    each = ((name, seconds, seconds / wall) for name, seconds in found.loss.items())
-    return [row for row in each if row[2] >= _LEAST]
+    wall = result.mean_over_runs([run.wall for run in result.runs])
+    shares = ((name, seconds, seconds / wall) for name, seconds in result.loss_seconds.items())
+    return [loss for loss in shares if loss[2] >= _MIN_SHARE]
 
 
-def render_goodput(found: Goodput) -> "Group":
+def render_goodput(result: GoodputResult) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    shown: list[RenderableType] = [] if found.complete else [text("stopped before the last run", "yellow")]
-    shown += [text(headline(found), "bold"), text(subject(found), "dim"), text("")]
-    shown += [grid(("", "", ""), facts(found), right=(1,)), text("")]
-    work = "work that counts", found.mean([run.work for run in found.runs]), found.goodput
-    rows = [work, *((LOSSES[name][0], seconds, part) for name, seconds, part in losses(found))]
-    told = [(words, format_seconds(seconds), f"{part:.1%}") for words, seconds, part in rows]
-    shown += [grid(("a run's time goes into", "", "of its time"), told, right=(1, 2)), text("")]
-    broken = [(name, f"{many:,.1f}") for name, many in found.failures.items()]
-    shown += [grid(("what breaks", "in a run"), broken[:_MOST], right=(1,))]
-    if len(broken) > _MOST:
-        shown.append(text(f"and {len(broken) - _MOST} kinds more", "dim"))
-    if found.changes:
-        shown += [text(""), grid(("what if", "days", "difference"), changes(found), right=(1, 2))]
-    shown += [text(f"note: {warning}", "yellow") for warning in found.warnings]
-    return Group(*shown)
+    renderables: list[RenderableType] = [] if result.complete else [plain_text("stopped before the last run", "yellow")]
+    renderables += [plain_text(headline(result), "bold"), plain_text(describe_subject(result), "dim"), plain_text("")]
+    renderables += [build_table(("", "", ""), key_number_rows(result), right_aligned=(1,)), plain_text("")]
+    productive = "work that counts", result.mean_over_runs([run.work for run in result.runs]), result.goodput
+    time_shares = [
+        productive,
+        *((LOSS_LABELS[name][0], seconds, share) for name, seconds, share in loss_shares(result)),
+    ]
+    share_rows = [(label, format_seconds(seconds), f"{share:.1%}") for label, seconds, share in time_shares]
+    renderables += [
+        build_table(("a run's time goes into", "", "of its time"), share_rows, right_aligned=(1, 2)),
+        plain_text(""),
+    ]
+    failure_rows = [(name, f"{mean_count:,.1f}") for name, mean_count in result.failures.items()]
+    renderables += [build_table(("what breaks", "in a run"), failure_rows[:_MAX_FAILURE_KINDS], right_aligned=(1,))]
+    if len(failure_rows) > _MAX_FAILURE_KINDS:
+        renderables.append(plain_text(f"and {len(failure_rows) - _MAX_FAILURE_KINDS} kinds more", "dim"))
+    if result.changes:
+        renderables += [
+            plain_text(""),
+            build_table(("what if", "days", "difference"), change_rows(result), right_aligned=(1, 2)),
+        ]
+    renderables += [plain_text(f"note: {warning}", "yellow") for warning in result.warnings]
+    return Group(*renderables)
 
 
-def changes(found: Goodput) -> list[tuple[str, str, str]]:
+def change_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
     """What was changed, the days that it takes then, and how many more."""
-    return [(change.words, f"{change.days:.1f}", f"{change.days - change.before:+.1f}") for change in found.changes]
+    return [
+        (change.description, f"{change.days:.1f}", f"{change.days - change.baseline_days:+.1f}")
+        for change in result.changes
+    ]
 
 
-def subject(found: Goodput) -> str:
+def describe_subject(result: GoodputResult) -> str:
     """On what, from what, and in how many runs."""
     return (
-        f"{found.gpus:,} GPUs, {len(found.runs):,} runs, seed {found.seed}, failures as in preset {found.preset}, in "
-        f"{format_seconds(found.wall)}"
+        f"{result.gpus:,} GPUs, {len(result.runs):,} runs, seed {result.seed}, failures as in preset {result.preset}, in "
+        f"{format_seconds(result.wall_seconds)}"
     )

@@ -5,118 +5,122 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds, format_bytes, format_seconds, format_step_time
-from clustersim.report.row_selection import shown_rows
-from clustersim.report.terminal.table import grid, text
+from clustersim.report.row_selection import sample_rows
+from clustersim.report.terminal.table import build_table, plain_text
 from clustersim.results.profile_difference import ProfileDifference
-from clustersim.results.profiled_step import SPAN_KINDS, SPAN_PARTS
+from clustersim.results.profiled_step import GPU_SPAN_KINDS, STEP_CATEGORIES
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from clustersim.report.terminal.table import Cell
 
-    Rows = Iterator[Sequence[Cell]]
+    TableRows = Iterator[Sequence[Cell]]
 
-_MOST_PRODUCTS: Final = 8
-_MOST_STREAMS: Final = 6
-_MOST_RANKS: Final = 16
+_MAX_MATMULS: Final = 8
+_MAX_STREAMS: Final = 6
+_MAX_RANKS: Final = 16
 
 
 def render_profile(difference: ProfileDifference) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    shown: list[RenderableType] = [
-        text(profile_headline(difference), "bold"),
-        *(text(f"{name}: {title}") for name, title in zip("AB", difference.titles, strict=True)),
+    renderables: list[RenderableType] = [
+        plain_text(profile_headline(difference), "bold"),
+        *(plain_text(f"{name}: {title}") for name, title in zip("AB", difference.titles, strict=True)),
     ]
-    for title, heads, rows in _TABLES:
-        if found := list(rows(difference)):
-            shown += [text(""), text(title), grid(heads, found, right=range(1, len(heads)))]
-    shown += [text(f"note: {note}", "yellow") for note in difference.notes]
-    return Group(*shown)
+    for title, headers, rows in _TABLES:
+        if table_rows := list(rows(difference)):
+            renderables += [
+                plain_text(""),
+                plain_text(title),
+                build_table(headers, table_rows, right_aligned=range(1, len(headers))),
+            ]
+    renderables += [plain_text(f"note: {note}", "yellow") for note in difference.notes]
+    return Group(*renderables)
 
 
 def profile_headline(difference: ProfileDifference) -> str:
     """The answer in a sentence."""
     measured, predicted = difference.step_times
-    words = f"measured {format_step_time(measured)}, predicted {format_step_time(predicted)}"
-    if not difference.visible(predicted - measured):
-        return f"{words}: the same"
-    return f"{words}: {predicted / measured - 1.0:+.1%}"
+    sentence = f"measured {format_step_time(measured)}, predicted {format_step_time(predicted)}"
+    if not difference.is_significant(predicted - measured):
+        return f"{sentence}: the same"
+    return f"{sentence}: {predicted / measured - 1.0:+.1%}"
 
 
-def _parts(difference: ProfileDifference) -> "Rows":
-    for part, pair in zip(SPAN_PARTS, difference.parts.T.tolist(), strict=True):
-        yield from _part(difference, part.value, *pair)
+def _category_rows(difference: ProfileDifference) -> "TableRows":
+    for category, pair in zip(STEP_CATEGORIES, difference.category_seconds.T.tolist(), strict=True):
+        yield from _category_row(difference, category.value, *pair)
     measured, predicted = difference.step_times
     times = format_step_time(measured), format_step_time(predicted)
-    yield [text(item, "bold") for item in ("step", *times, difference.words(predicted - measured))]
-    yield from _part(difference, "hidden communication", *(step.hidden for step in difference.steps))
+    yield [plain_text(cell, "bold") for cell in ("step", *times, difference.format_difference(predicted - measured))]
+    yield from _category_row(difference, "hidden communication", *(cell.hidden_seconds for cell in difference.steps))
 
 
-def _part(difference: ProfileDifference, name: str, first: Seconds, second: Seconds) -> "Rows":
-    if difference.visible(first) or difference.visible(second):
-        yield name, _time(first), _time(second), difference.words(second - first)
+def _category_row(difference: ProfileDifference, name: str, first: Seconds, second: Seconds) -> "TableRows":
+    if difference.is_significant(first) or difference.is_significant(second):
+        yield name, _format_time(first), _format_time(second), difference.format_difference(second - first)
 
 
-def _kinds(difference: ProfileDifference) -> "Rows":
-    for kind, pair in zip(SPAN_KINDS, difference.kinds, strict=True):
+def _kernel_kind_rows(difference: ProfileDifference) -> "TableRows":
+    for kind, pair in zip(GPU_SPAN_KINDS, difference.kind_totals, strict=True):
         if pair.any():
-            yield kind.value, *_cells(difference, pair)
+            yield kind.value, *_count_and_time_cells(difference, pair)
 
 
-def _products(difference: ProfileDifference) -> "Rows":
-    for (m, n, k, batch), pair in list(difference.products.items())[:_MOST_PRODUCTS]:
-        yield f"{m} × {n} × {k}{f', {batch} of them' if batch > 1 else ''}", *_cells(difference, pair)
+def _matmul_rows(difference: ProfileDifference) -> "TableRows":
+    for (m, n, k, batch), pair in list(difference.matmul_totals.items())[:_MAX_MATMULS]:
+        yield f"{m} × {n} × {k}{f', {batch} of them' if batch > 1 else ''}", *_count_and_time_cells(difference, pair)
 
 
-def _cells(difference: ProfileDifference, pair: FloatArray) -> "Iterator[str]":
+def _count_and_time_cells(difference: ProfileDifference, pair: FloatArray) -> "Iterator[str]":
     """How many there are, how long they take, and how much longer in B."""
-    yield from map(_count, pair[:, 0].tolist())
-    yield from map(_time, pair[:, 1].tolist())
-    yield difference.words(float(pair[1, 1] - pair[0, 1]))
+    yield from map(_format_count, pair[:, 0].tolist())
+    yield from map(_format_time, pair[:, 1].tolist())
+    yield difference.format_difference(float(pair[1, 1] - pair[0, 1]))
 
 
-def _collectives(difference: ProfileDifference) -> "Rows":
-    for (name, ranks), sums in difference.totals.items():
+def _collective_rows(difference: ProfileDifference) -> "TableRows":
+    for (name, ranks), sums in difference.totals_by_collective.items():
         counts, seconds, payloads = sums.T.tolist()
         sizes = (format_bytes(payload) if payload else "" for payload in payloads)
-        yield name, str(ranks) if ranks else "", *map(_count, counts), *sizes, *map(_time, seconds)
+        yield name, str(ranks) if ranks else "", *map(_format_count, counts), *sizes, *map(_format_time, seconds)
 
 
-def _streams(difference: ProfileDifference) -> "Rows":
+def _stream_rows(difference: ProfileDifference) -> "TableRows":
     for name, step in zip("AB", difference.steps, strict=True):
-        busiest = sorted(step.streams().items(), key=lambda each: each[1][3])[:_MOST_STREAMS]
-        for number, seconds in busiest:
-            yield name, str(number), *map(_time, seconds.tolist())
+        busiest = sorted(step.stream_seconds().items(), key=lambda stream: stream[1][3])[:_MAX_STREAMS]
+        for stream_id, seconds in busiest:
+            yield name, str(stream_id), *map(_format_time, seconds.tolist())
 
 
-def _ranks(difference: ProfileDifference) -> "Rows":
-    ranks = list(difference.rank_parts.items())
-    for place in shown_rows(len(ranks), _MOST_RANKS).tolist() if len(ranks) > 1 else ():
-        rank, parts = ranks[place]
-        more = (parts[1] - parts[0]).tolist()
-        yield str(rank), *(difference.words(item) for item in (*more, sum(more)))
+def _rank_rows(difference: ProfileDifference) -> "TableRows":
+    ranks = list(difference.rank_category_seconds.items())
+    for index in sample_rows(len(ranks), _MAX_RANKS).tolist() if len(ranks) > 1 else ():
+        rank, seconds = ranks[index]
+        deltas = (seconds[1] - seconds[0]).tolist()
+        yield str(rank), *(difference.format_difference(delta) for delta in (*deltas, sum(deltas)))
 
 
-def _time(seconds: Seconds) -> str:
+def _format_time(seconds: Seconds) -> str:
     return format_seconds(seconds) if seconds > 0.0 else ""
 
 
-def _count(many: float) -> str:
+def _format_count(count: float) -> str:
     """How many; of ranks that differ the mean."""
-    return "" if many == 0 else f"{many:,.0f}" if many == round(many) else f"{many:,.1f}"
+    return "" if count == 0 else f"{count:,.0f}" if count == round(count) else f"{count:,.1f}"
 
 
-_TIMES: Final = ("A", "B", "longer by")
-_MANY: Final = ("", "number", "number", *_TIMES)
-_TABLES: Final[Sequence[tuple[str, Sequence[str], "Callable[[ProfileDifference], Rows]"]]] = (
-    ("where the step goes, the mean over these ranks", ("", *_TIMES), _parts),
-    ("kernels, all streams together", _MANY, _kinds),
-    ("collectives by name and ranks", ("", "ranks", *2 * ("number",), *2 * ("payload",), "A", "B"), _collectives),
-    ("matrix products that take longest", _MANY, _products),
-    ("streams", ("", "stream", "compute", "communication", "copies", "idle"), _streams),
-    ("by how much longer in B, rank by rank", ("rank", *(part.value for part in SPAN_PARTS), "step"), _ranks),
+_TIME_HEADERS: Final = ("A", "B", "longer by")
+_COUNT_HEADERS: Final = ("", "number", "number", *_TIME_HEADERS)
+_TABLES: Final[Sequence[tuple[str, Sequence[str], "Callable[[ProfileDifference], TableRows]"]]] = (
+    ("where the step goes, the mean over these ranks", ("", *_TIME_HEADERS), _category_rows),
+    ("kernels, all streams together", _COUNT_HEADERS, _kernel_kind_rows),
+    ("collectives by name and ranks", ("", "ranks", *2 * ("number",), *2 * ("payload",), "A", "B"), _collective_rows),
+    ("matrix products that take longest", _COUNT_HEADERS, _matmul_rows),
+    ("streams", ("", "stream", "compute", "communication", "copies", "idle"), _stream_rows),
+    ("by how much longer in B, rank by rank", ("rank", *(part.value for part in STEP_CATEGORIES), "step"), _rank_rows),
 )
 """Titles, heads and rows."""

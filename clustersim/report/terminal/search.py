@@ -6,93 +6,118 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from clustersim.common.units import format_bytes, format_seconds, format_step_time
-from clustersim.report.terminal.table import grid, text
-from clustersim.results.search_result import FOLLOWING, Bounded, Found, Layout, keys_of
+from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.results.search_result import DERIVED_KEYS, BoundedLayout, LayoutResult, SearchResult, override_values
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
     from rich.text import Text
 
-STEP_TIME: Final = "step-time"
-_PER: Final = {"cost": " per trillion tokens", "energy": " per trillion tokens", "run-cost": " for the run"}
-_SUBJECT: Final = {"tokens-per-gpu": "tokens/s/GPU", "run-cost": "cost"}
-_MOST_PARTS: Final = 4  # in which layouts differ
-_MOST_REASONS: Final = 8
-_LEAST: Final = 0.001  # of a step: parts that differ by less are not told
+STEP_TIME_OBJECTIVE: Final = "step-time"
+_OBJECTIVE_SUFFIXES: Final = {
+    "cost": " per trillion tokens",
+    "energy": " per trillion tokens",
+    "run-cost": " for the run",
+}
+_OBJECTIVE_LABELS: Final = {"tokens-per-gpu": "tokens/s/GPU", "run-cost": "cost"}
+_MAX_CATEGORIES: Final = 4  # in which layouts differ
+_MAX_REASONS: Final = 8
+_MIN_RELATIVE_CHANGE: Final = 0.001  # of a step: parts that differ by less are not told
 
 
-def render_search(found: Found, *, resumable: bool = False) -> "Group":
+def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    shown: list[RenderableType] = []
-    if not found.complete:
-        more = "; the same command goes on" if resumable else "; with --resume DIR it could go on"
-        shown.append(text(f"stopped before the end{more}", "yellow"))
-    if not found.simulated:
-        return Group(*shown, text("nothing was simulated yet"))
-    shown += [*_choice(found), text(""), *_best(found)]
-    if len(found.of_jobs) > 1:
-        jobs = (((of_job.cluster, f"{of_job.gpus:,}"), of_job, short(of_job, found)) for of_job in found.of_jobs)
-        shown += [text(""), text("the best on each", "bold"), _table(("cluster", "GPUs"), found, jobs)]
-    pruned = [(f"{item.count:,}", why, item.example.partition(": ")[2]) for why, item in found.pruned.items()]
-    set_aside = grid(("", "set aside for", "such as"), pruned[:_MOST_REASONS], right=(0,))
-    shown += [text(""), *_why(found), *_sure(found), text(""), text(counted(found)), set_aside]
-    return Group(*shown)
+    renderables: list[RenderableType] = []
+    if not result.complete:
+        resume_hint = "; the same command goes on" if resumable else "; with --resume DIR it could go on"
+        renderables.append(plain_text(f"stopped before the end{resume_hint}", "yellow"))
+    if not result.simulated:
+        return Group(*renderables, plain_text("nothing was simulated yet"))
+    renderables += [*_choice_lines(result), plain_text(""), *_best_layouts(result)]
+    if len(result.best_by_job) > 1:
+        job_rows = (
+            ((entry.cluster, f"{entry.gpus:,}"), entry, layout_label(entry, result)) for entry in result.best_by_job
+        )
+        renderables += [
+            plain_text(""),
+            plain_text("the best on each", "bold"),
+            _layout_table(("cluster", "GPUs"), result, job_rows),
+        ]
+    pruned = [(f"{entry.count:,}", reason, entry.example.partition(": ")[2]) for reason, entry in result.pruned.items()]
+    pruned_table = build_table(("", "set aside for", "such as"), pruned[:_MAX_REASONS], right_aligned=(0,))
+    renderables += [
+        plain_text(""),
+        *_reason_lines(result),
+        *_robustness_lines(result),
+        plain_text(""),
+        plain_text(describe_counts(result)),
+        pruned_table,
+    ]
+    return Group(*renderables)
 
 
-def headline(found: Found) -> str:
+def headline(result: SearchResult) -> str:
     """The layout to take, and how it compares with the first guess."""
-    choice = found.choice
-    by = "" if found.objective == STEP_TIME else f", {found.score_words(choice.score)}{_PER.get(found.objective, '')}"
-    against = "" if found.first is None else _against(found, found.first)
-    return f"best layout: {format_step_time(choice.step_time)} a step{by}{against}"
+    choice = result.recommended
+    score_label = (
+        ""
+        if result.objective == STEP_TIME_OBJECTIVE
+        else f", {result.format_score(choice.score)}{_OBJECTIVE_SUFFIXES.get(result.objective, '')}"
+    )
+    comparison = "" if result.first_guess is None else _compare_with_initial(result, result.first_guess)
+    return f"best layout: {format_step_time(choice.step_time)} a step{score_label}{comparison}"
 
 
-def _against(found: Found, first: Layout) -> str:
+def _compare_with_initial(result: SearchResult, initial: LayoutResult) -> str:
     """How the layout to take compares with the first guess."""
-    if first.headroom < 0.0:
-        needed, there = format_bytes(first.peak_memory), format_bytes(first.memory)
-        return f"; the file's own layout does not fit ({needed} of {there})"
-    if found.choice.score == first.score:
+    if initial.headroom < 0.0:
+        needed, capacity = format_bytes(initial.peak_memory), format_bytes(initial.memory)
+        return f"; the file's own layout does not fit ({needed} of {capacity})"
+    if result.recommended.score == initial.score:
         return ", the file's own layout"
-    ratio = found.choice.score / first.score
-    change = (1.0 / ratio if found.more_is_better else ratio) - 1.0
-    if abs(change) < _LEAST:
+    ratio = result.recommended.score / initial.score
+    change = (1.0 / ratio if result.shows_inverse_score else ratio) - 1.0
+    if abs(change) < _MIN_RELATIVE_CHANGE:
         return ", as good as the file's own layout"
-    subject = "" if found.objective == STEP_TIME else f" {_SUBJECT.get(found.objective, found.objective)}"
+    subject = (
+        ""
+        if result.objective == STEP_TIME_OBJECTIVE
+        else f" {_OBJECTIVE_LABELS.get(result.objective, result.objective)}"
+    )
     return f", {change:+.1%}{subject} against the file's own layout"
 
 
-def command(found: Found, layout: Layout, file: Path) -> str:
+def run_command(result: SearchResult, layout: LayoutResult, file: Path) -> str:
     """What runs a layout again."""
-    sets = " ".join(f"--set {quote(item)}" for item in (*found.given, *layout.overrides))
-    return f"clustersim run {quote(str(file))} {sets}"
+    set_options = " ".join(f"--set {quote(override)}" for override in (*result.base_overrides, *layout.overrides))
+    return f"clustersim run {quote(str(file))} {set_options}"
 
 
-def short(layout: Layout, found: Found) -> str:
+def layout_label(layout: LayoutResult, result: SearchResult) -> str:
     """What tells a layout from others, in few words; empty of the file's own."""
-    return _words(shown_keys(layout, found))
+    return _format_keys(shown_keys(layout, result))
 
 
-def _words(keys: Mapping[str, str]) -> str:
-    return ", ".join(pair_words(key, value) for key, value in keys.items())
+def _format_keys(keys: Mapping[str, str]) -> str:
+    return ", ".join(format_pair(key, value) for key, value in keys.items())
 
 
-def pair_words(key: str, value: str) -> str:
+def format_pair(key: str, value: str) -> str:
     """A key and its value; words that say all by themselves stand alone."""
-    word = key.rpartition(".")[2]
-    if word in ("schedule", "data", "name", "path"):
-        return bare(value)
+    key_name = key.rpartition(".")[2]
+    if key_name in ("schedule", "data", "name", "path"):
+        return simplify_value(value)
     if key == "cluster.gpus":
         return f"{int(value):,} GPUs"
     if key == "training.recompute" and value == "none":
         return "no recompute"
-    return f"{word} {bare(value)}"
+    return f"{key_name} {simplify_value(value)}"
 
 
-def bare(value: str) -> str:
+def simplify_value(value: str) -> str:
     """A value that is a mapping, in few characters.
 
     >>> bare("{interleaved: {chunks: 4}}"), bare("{hsdp: {shard: 8}}"), bare("{layers: 2}")
@@ -102,50 +127,56 @@ def bare(value: str) -> str:
     return plain.replace(": shard: ", " over ").replace("layers: ", "layers ")
 
 
-def shown_keys(layout: Layout | Bounded, found: Found) -> dict[str, str]:
+def shown_keys(layout: LayoutResult | BoundedLayout, result: SearchResult) -> dict[str, str]:
     """The keys that matter to people, with their values: what follows from others is left out."""
-    hidden = set(FOLLOWING) - found.telling
-    return {key: value for key, value in keys_of(layout).items() if key not in hidden and value != "null"}
+    hidden = set(DERIVED_KEYS) - result.varying_derived_keys
+    return {key: value for key, value in override_values(layout).items() if key not in hidden and value != "null"}
 
 
-def band_words(layout: Layout) -> str:
+def format_interval(layout: LayoutResult) -> str:
     """Between what and what a step is expected; the unit once where it is one."""
     low, high = map(format_step_time, layout.band)
-    (first, unit), (_, other) = low.split(" "), high.split(" ")
-    return f"{first}-{high}" if unit == other else f"{low}-{high}"
+    (first, unit), (_, high_unit) = low.split(" "), high.split(" ")
+    return f"{first}-{high}" if unit == high_unit else f"{low}-{high}"
 
 
-def counted(found: Found) -> str:
+def describe_counts(result: SearchResult) -> str:
     """How many layouts there were, and what became of them."""
-    aside = sum(pruned.count for pruned in found.pruned.values())
-    extended = sum(layout.extended for layout in found.simulated)
-    words = f" ({extended:,} of them with fewer microbatches)" if extended else ""
+    pruned_count = sum(entry.count for entry in result.pruned.values())
+    extrapolated_count = sum(entry.extended for entry in result.simulated)
+    extrapolated_note = f" ({extrapolated_count:,} of them with fewer microbatches)" if extrapolated_count else ""
     return (
-        f"{found.candidates:,} combinations: {aside:,} set aside, {len(found.bounded):,} cannot be among the best by "
-        f"their bounds, {len(found.simulated):,} simulated{words}, in {format_seconds(found.wall)}"
+        f"{result.candidates:,} combinations: {pruned_count:,} set aside, {len(result.bounded):,} cannot be among the best by "
+        f"their bounds, {len(result.simulated):,} simulated{extrapolated_note}, in {format_seconds(result.wall_seconds)}"
     )
 
 
-def differences(found: Found, other: Layout) -> str:
+def describe_differences(result: SearchResult, other: LayoutResult) -> str:
     """Which parts another layout has longer than the one to take, and which shorter."""
-    least = _LEAST * found.choice.step_time
-    parts = [(name, more) for name, more in found.why(other).items() if abs(more) >= least][:_MOST_PARTS]
-    words = [f"{format_seconds(abs(more))} {'more' if more > 0 else 'less'} {name}" for name, more in parts]
-    return ", ".join(words) if words else "no part differs by as much as a thousandth of the step"
+    min_seconds = _MIN_RELATIVE_CHANGE * result.recommended.step_time
+    changes = [
+        (name, delta) for name, delta in result.category_differences(other).items() if abs(delta) >= min_seconds
+    ][:_MAX_CATEGORIES]
+    change_labels = [
+        f"{format_seconds(abs(delta))} {'more' if delta > 0 else 'less'} {name}" for name, delta in changes
+    ]
+    return ", ".join(change_labels) if change_labels else "no part differs by as much as a thousandth of the step"
 
 
-def _choice(found: Found) -> "Iterator[Text]":
-    tied = sum(layout.tied for layout in found.simulated)
-    yield text(headline(found), "bold")
-    yield text(short(found.choice, found))
-    if run := run_words(found.choice):
-        yield text(run)
-    if tied > 1:
-        plain = "the plainest of them" if found.preferred else "it is the plainest of them, too"
-        yield text(f"{tied} layouts are as good, as far as runs of one and the same differ; {plain}", "dim")
+def _choice_lines(result: SearchResult) -> "Iterator[Text]":
+    tied_count = sum(layout.tied for layout in result.simulated)
+    yield plain_text(headline(result), "bold")
+    yield plain_text(layout_label(result.recommended, result))
+    if run := describe_training_run(result.recommended):
+        yield plain_text(run)
+    if tied_count > 1:
+        simplicity_note = "the plainest of them" if result.preferred else "it is the plainest of them, too"
+        yield plain_text(
+            f"{tied_count} layouts are as good, as far as runs of one and the same differ; {simplicity_note}", "dim"
+        )
 
 
-def run_words(layout: Layout) -> str:
+def describe_training_run(layout: LayoutResult) -> str:
     """What becomes of a whole run with what breaks; empty where nobody asked."""
     run = layout.run
     if run is None:
@@ -157,49 +188,63 @@ def run_words(layout: Layout) -> str:
     )
 
 
-def _best(found: Found) -> "Iterator[RenderableType]":
+def _best_layouts(result: SearchResult) -> "Iterator[RenderableType]":
     """The best, by the keys in which they differ; the others are said once."""
-    keys = [shown_keys(layout, found) for layout in found.best]
-    common = dict(item for item in keys[0].items() if all(item in others.items() for others in keys))
+    keys = [shown_keys(layout_result, result) for layout_result in result.best]
+    common = dict(item for item in keys[0].items() if all(item in keys_of_layout.items() for keys_of_layout in keys))
     rows = []
-    for place, element in enumerate(found.best):
-        taken = element is found.choice
-        mark = "*" if taken else "=" if element.tied else " "
-        own = _words({key: value for key, value in keys[place].items() if key not in common})
-        rows.append(((f"{(found.preferred if taken else place) + 1}{mark}",), element, own))
-    if found.first is not None:
-        rows.append((("file ",), found.first, "as it is"))
-    yield _table(("",), found, rows)
+    for index, element in enumerate(result.best):
+        is_chosen = element is result.recommended
+        mark = "*" if is_chosen else "=" if element.tied else " "
+        distinct_keys = _format_keys({key: value for key, value in keys[index].items() if key not in common})
+        rows.append(((f"{(result.preferred if is_chosen else index) + 1}{mark}",), element, distinct_keys))
+    if result.first_guess is not None:
+        rows.append((("file ",), result.first_guess, "as it is"))
+    yield _layout_table(("",), result, rows)
     if common:
-        yield text(f"all of them: {_words(common)}", "dim")
+        yield plain_text(f"all of them: {_format_keys(common)}", "dim")
 
 
-def _numbers(layout: Layout, found: Found) -> dict[str, str]:
+def _number_cells(layout: LayoutResult, result: SearchResult) -> dict[str, str]:
     """What is compared, by its head."""
-    by = {} if found.objective == STEP_TIME else {found.objective: found.score_words(layout.score)}
+    score_cell = (
+        {} if result.objective == STEP_TIME_OBJECTIVE else {result.objective: result.format_score(layout.score)}
+    )
     step, memory = format_step_time(layout.step_time), format_bytes(layout.peak_memory)
-    return {"step": step, "expected": band_words(layout), **by, "MFU": f"{layout.mfu:.1%}", "memory": memory}
+    return {
+        "step": step,
+        "expected": format_interval(layout),
+        **score_cell,
+        "MFU": f"{layout.mfu:.1%}",
+        "memory": memory,
+    }
 
 
-def _table(before: Sequence[str], found: Found, rows: Iterable[tuple[Sequence[str], Layout, str]]) -> "Table":
+def _layout_table(
+    leading_headers: Sequence[str], result: SearchResult, rows: Iterable[tuple[Sequence[str], LayoutResult, str]]
+) -> "Table":
     """Rows of what stands before a layout's numbers, the layout, and its words. before: heads of the first."""
-    heads = (*before, *_numbers(found.choice, found), "layout")
-    cells = [(*first, *_numbers(layout, found).values(), words) for first, layout, words in rows]
-    return grid(heads, cells, right=range(len(heads) - 1))
+    headers = (*leading_headers, *_number_cells(result.recommended, result), "layout")
+    cells = [(*leading_cells, *_number_cells(layout, result).values(), label) for leading_cells, layout, label in rows]
+    return build_table(headers, cells, right_aligned=range(len(headers) - 1))
 
 
-def _why(found: Found) -> "Iterator[Text]":
-    if (other := found.runner_up) is not None:
-        yield text(f"the next, {short(other, found)}: {differences(found, other)}")
-    if found.first is not None:
-        yield text(f"the file's own layout: {differences(found, found.first)}")
+def _reason_lines(result: SearchResult) -> "Iterator[Text]":
+    if (other := result.runner_up) is not None:
+        yield plain_text(f"the next, {layout_label(other, result)}: {describe_differences(result, other)}")
+    if result.first_guess is not None:
+        yield plain_text(f"the file's own layout: {describe_differences(result, result.first_guess)}")
 
 
-def _sure(found: Found) -> "Iterator[Text]":
+def _robustness_lines(result: SearchResult) -> "Iterator[Text]":
     """Whether the layout to take stays the best of its rivals where something is other than supposed."""
-    told = [change for change in found.changes if change.scores and change.scores[0] is not None]
-    if len(found.rivals) < 2 or not told:
+    evaluated_changes = [change for change in result.sensitivity if change.scores and change.scores[0] is not None]
+    if len(result.rivals) < 2 or not evaluated_changes:
         return
-    lost = found.overtaken
-    words = f"another is better with {'; '.join(lost)}" if lost else "no other is better with any of these"
-    yield text(f"with {'; '.join(change.words for change in told)}: {words}")
+    overtaking_changes = result.rank_changes
+    conclusion = (
+        f"another is better with {'; '.join(overtaking_changes)}"
+        if overtaking_changes
+        else "no other is better with any of these"
+    )
+    yield plain_text(f"with {'; '.join(change.description for change in evaluated_changes)}: {conclusion}")

@@ -10,21 +10,23 @@ if TYPE_CHECKING:  # nobody waits for rich who prints nothing
     Cell = str | Text
 
 
-def grid(heads: Sequence["Cell"], rows: Iterable[Sequence["Cell"]], right: Iterable[int] = ()) -> "Table":
+def build_table(
+    headers: Sequence["Cell"], rows: Iterable[Sequence["Cell"]], right_aligned: Iterable[int] = ()
+) -> "Table":
     """A table with its heads, if there are any, in a pale line. right: the columns of numbers."""
     from rich.table import Table
 
-    numbers = set(right)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(heads))
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place in numbers else "left", overflow="fold")
+    number_columns = set(right_aligned)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(headers))
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="right" if index in number_columns else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(text(item) if isinstance(item, str) else item for item in row))
+        table.add_row(*(plain_text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
-def text(words: str, style: str = "") -> "Text":
+def plain_text(content: str, style: str = "") -> "Text":
     """Words, which are no markup."""
     from rich.text import Text
 
-    return Text(words, style=style)
+    return Text(content, style=style)

@@ -46,7 +46,7 @@ class CostRecordConfig(ConfigModel):
 
 
 def _yaml_off(value: object) -> object:
-    """YAML 1.1 reads `off` as false."""
+    """YAML 1.1 reads `off_label` as false."""
     return "off" if value is False else value
 
 

@@ -39,7 +39,7 @@ def _parse_qk_norm(value: object) -> object:
 
 
 def _parse_window(value: object) -> object:
-    """Full is false: YAML reads `off` so, too."""
+    """Full is false: YAML reads `off_label` so, too."""
     if value == "full" or value is False:
         return False
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TOKENS:

@@ -4,7 +4,7 @@ from itertools import product
 from typing import Any
 
 from clustersim.common.errors import InputError
-from clustersim.planning.layouts import Space
+from clustersim.planning.layouts import SearchSpace
 from clustersim.results.memory_check import fits_in_memory
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -54,7 +54,7 @@ def every(scenario: Scenario, vary: dict[str, list[str]]) -> dict[frozenset[str]
     return found
 
 
-def varied(space: Space, overrides: tuple[str, ...]) -> frozenset[str]:
+def varied(space: SearchSpace, overrides: tuple[str, ...]) -> frozenset[str]:
     """What of a layout's overrides was varied."""
     (one,) = space.jobs
     return frozenset(override for override in overrides if override.partition("=")[0] in one.values)

@@ -13,20 +13,20 @@ import pytest
 from distributed import LocalCluster
 
 from clustersim.common.errors import InputError
-from clustersim.planning.layouts import Search, Space
-from clustersim.planning.layouts.executors import executor_at
-from clustersim.results.search_result import Found, Layout
+from clustersim.planning.layouts import LayoutSearch, SearchSpace
+from clustersim.planning.layouts.executors import open_executor
+from clustersim.results.search_result import LayoutResult, SearchResult
 from tests.planning.layouts.search_scenarios import job
 
 VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
 
 
-def answer(found: Found) -> dict[str, Any]:
+def answer(found: SearchResult) -> dict[str, Any]:
     return {key: value for key, value in found.to_json().items() if key not in ("wall_s", "layouts_per_s")}
 
 
-def search(**how: Any) -> Search:
-    return Search(Space.only(job(), VARY), top=3, sensitivity=False, **how)
+def search(**how: Any) -> LayoutSearch:
+    return LayoutSearch(SearchSpace.restricted_to(job(), VARY), top=3, sensitivity=False, **how)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.mark.slow
 def test_dask_gives_the_same_answer(cluster: LocalCluster, alone: dict[str, Any]) -> None:
     address = cluster.scheduler_address.removeprefix("tcp://")
-    with executor_at(f"dask://{address}", 1) as (executor, workers):
+    with open_executor(f"dask://{address}", 1) as (executor, workers):
         assert workers == 2
         assert answer(search(executor=executor, workers=workers).run()) == alone
 
@@ -66,11 +66,11 @@ def test_a_worker_that_dies_is_survived(cluster: LocalCluster, alone: dict[str, 
     address = cluster.scheduler_address.removeprefix("tcp://")
     left = [next(iter(cluster.workers.values())).pid]
 
-    def kill(what: str, _done: int, _of: int, _best: Layout | None) -> None:
+    def kill(what: str, _done: int, _of: int, _best: LayoutResult | None) -> None:
         if what.startswith("simulating") and left:
             os.kill(left.pop(), signal.SIGKILL)
 
-    with executor_at(f"dask://{address}", 1) as (executor, workers):
+    with open_executor(f"dask://{address}", 1) as (executor, workers):
         assert answer(search(executor=executor, workers=workers).run(kill)) == alone
     assert not left
 
@@ -90,7 +90,7 @@ def test_a_cluster_that_goes_away_is_said() -> None:
             found[1] for line in scheduler.stderr if (found := re.search(r"Scheduler at: +tcp://(\S+)", line))
         )
         gone = pytest.raises(InputError, match=rf"executor: dask://{address} went away; --resume DIR keeps")
-        with gone, executor_at(f"dask://{address}", 1) as (executor, workers):
+        with gone, open_executor(f"dask://{address}", 1) as (executor, workers):
             assert executor is not None
             scheduler.kill()
             search(executor=executor, workers=workers).run()
@@ -99,5 +99,5 @@ def test_a_cluster_that_goes_away_is_said() -> None:
 @pytest.mark.slow
 def test_where_nobody_answers_is_said() -> None:
     nobody = pytest.raises(InputError, match=r"executor: nobody answers at dask://127.0.0.1:1 ")
-    with nobody, executor_at("dask://127.0.0.1:1", 1):
+    with nobody, open_executor("dask://127.0.0.1:1", 1):
         pass

@@ -8,10 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.planning.layouts import Search, Space, extrapolation
-from clustersim.planning.layouts.extrapolation import NEAR, extended
+from clustersim.planning.layouts import LayoutSearch, SearchSpace, extrapolation
+from clustersim.planning.layouts.extrapolation import MAX_OVERESTIMATE, extrapolate_step
 from clustersim.planning.layouts.objective import Objective
-from clustersim.results.search_result import Found
+from clustersim.results.search_result import SearchResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.conftest import examples
@@ -37,7 +37,7 @@ OTHERS = [
 @pytest.fixture
 def small_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are simulated in no time."""
-    monkeypatch.setattr(extrapolation, "LEAST_LAYERS", 0)
+    monkeypatch.setattr(extrapolation, "MIN_LAYER_PASSES", 0)
 
 
 @pytest.mark.usefixtures("small_models_too")
@@ -45,11 +45,11 @@ def test_a_gpu_alone_takes_as_long_for_each_microbatch_more() -> None:
     """Nothing is communicated: t(m) = a + b m to rounding, and so is each part of it."""
     alone = ("layout={tp: 1, pp: 1, dp: 1, data: ddp}", "cluster.gpus=1", "training.global_batch=43", *LONG)
     chosen = job(*alone)
-    estimate, whole = extended(chosen), simulate(chosen)
+    estimate, whole = extrapolate_step(chosen), simulate(chosen)
     assert estimate is not None
-    assert estimate.short.scenario.microbatch_count == 12
+    assert estimate.short_result.scenario.microbatch_count == 12
     assert estimate.step_time == pytest.approx(whole.step_time, rel=1e-12)
-    assert estimate.breakdown.mean() == pytest.approx(whole.breakdown.mean(), rel=1e-9, abs=1e-15)
+    assert estimate.breakdown.mean_seconds() == pytest.approx(whole.breakdown.mean_seconds(), rel=1e-9, abs=1e-15)
     assert estimate.economics.energy_per_step == pytest.approx(whole.economics.energy_per_step, rel=1e-9)
     assert estimate.economics.cost_per_trillion_tokens == pytest.approx(whole.economics.cost_per_trillion_tokens)
     assert estimate.tokens_per_second == pytest.approx(whole.tokens_per_second)
@@ -71,17 +71,20 @@ def test_it_is_hardly_ever_too_long(data: st.DataObject, mixture: bool, other: t
         chosen = job(*own, mixture=mixture)
     except InputError:
         assume(False)
-    with patch.object(extrapolation, "LEAST_LAYERS", 0):
-        estimate = extended(chosen)
+    with patch.object(extrapolation, "MIN_LAYER_PASSES", 0):
+        estimate = extrapolate_step(chosen)
     assume(estimate is not None)
     assert estimate is not None
     whole = simulate(chosen)
-    assert estimate.step_time * (1.0 - NEAR) <= whole.step_time
+    assert estimate.step_time * (1.0 - MAX_OVERESTIMATE) <= whole.step_time
     assert estimate.peak_memory == pytest.approx(whole.peak_memory, rel=1e-12)
     assert estimate.memory_capacity == whole.memory_capacity
-    if Objective.ENERGY.near(chosen):
-        assert estimate.economics.energy_per_step * (1.0 - Objective.ENERGY.margin) <= whole.economics.energy_per_step
-    assert sum(estimate.breakdown.mean().values()) == pytest.approx(estimate.step_time)
+    if Objective.ENERGY.allows_estimates(chosen):
+        assert (
+            estimate.economics.energy_per_step * (1.0 - Objective.ENERGY.estimate_margin)
+            <= whole.economics.energy_per_step
+        )
+    assert sum(estimate.breakdown.mean_seconds().values()) == pytest.approx(estimate.step_time)
     assert estimate.mfu() * estimate.step_time == pytest.approx(whole.mfu() * whole.step_time)
 
 
@@ -90,13 +93,13 @@ def test_energy_is_as_near_as_the_step() -> None:
     """But beside a GPU of half the speed: the others wait for it in another way from the fourth microbatch on."""
     chosen = job("layout={tp: 1, dp: 8, data: zero2}", *LONG, "training.global_batch=1024")
     slow = chosen.with_overrides(["disturbances.slow=[{gpu: 3, speed: 0.5}]"])
-    assert [Objective.ENERGY.near(scenario) for scenario in (chosen, slow)] == [True, False]
+    assert [Objective.ENERGY.allows_estimates(scenario) for scenario in (chosen, slow)] == [True, False]
     for item in (chosen, slow):
-        estimate, whole = extended(item), simulate(item)
+        estimate, whole = extrapolate_step(item), simulate(item)
         assert estimate is not None
         assert estimate.step_time == pytest.approx(whole.step_time, rel=1e-6)
         off = estimate.economics.energy_per_step / whole.economics.energy_per_step - 1.0
-        assert (abs(off) < NEAR) == (item is chosen)
+        assert (abs(off) < MAX_OVERESTIMATE) == (item is chosen)
 
 
 @pytest.mark.usefixtures("small_models_too")
@@ -124,16 +127,16 @@ def test_energy_is_as_near_as_the_step() -> None:
 )
 def test_what_is_not_known_to_be_steady_is_not_estimated(other: tuple[str, ...]) -> None:
     base = ("layout={tp: 1, pp: 1, dp: 1, data: ddp}", "cluster.gpus=1", "training.global_batch=40", *LONG)
-    assert extended(job(*base)) is not None
-    assert extended(job(*base, *other)) is None
+    assert extrapolate_step(job(*base)) is not None
+    assert extrapolate_step(job(*base, *other)) is None
 
 
 @pytest.mark.usefixtures("small_models_too")
 def test_loads_that_differ_are_not_estimated() -> None:
     even = job("layout={ep: 2, dp: 2}", "cluster.gpus=2", "training.global_batch=80", *LONG, mixture=True)
     uneven = even.with_overrides(["training.expert_load={variation: 0.4}"])
-    assert extended(even) is not None
-    assert extended(uneven) is None
+    assert extrapolate_step(even) is not None
+    assert extrapolate_step(uneven) is None
 
 
 VARY = {
@@ -150,18 +153,22 @@ def long_job(batch: int) -> Scenario:
     return job(f"training.global_batch={batch}", "cluster.gpus=4", "model.layers=8")
 
 
-def found(batch: int, top: int, folder: Path | None = None, workers: int = 1) -> Found:
+def found(batch: int, top: int, folder: Path | None = None, workers: int = 1) -> SearchResult:
     """The best of its layouts."""
-    space = Space.only(long_job(batch), VARY)
-    return Search(space, top, workers=workers, store=folder, sensitivity=False).run()
+    space = SearchSpace.restricted_to(long_job(batch), VARY)
+    return LayoutSearch(space, top, workers=workers, store=folder, sensitivity=False).run()
 
 
 @pytest.mark.usefixtures("small_models_too")
 @pytest.mark.parametrize("top", [2, 3])
 def test_a_search_that_estimates_finds_what_trying_all_finds(top: int) -> None:
     """But for layouts that are another in other words, which are as fast as that one."""
-    tried, space, answer = every(long_job(384), VARY), Space.only(long_job(384), VARY), found(384, top)
-    times = {varied(space, layout.overrides): layout.step_time for layout in answer.simulated if not layout.extended}
+    tried, space, answer = every(long_job(384), VARY), SearchSpace.restricted_to(long_job(384), VARY), found(384, top)
+    times = {
+        varied(space, layout_result.overrides): layout_result.step_time
+        for layout_result in answer.simulated
+        if not layout_result.extended
+    }
     assert all(tried[chosen] == seconds for chosen, seconds in times.items())
     assert answer.best[0].step_time == min(tried.values())
     assert not any(item.extended for item in answer.simulated if item.tied or item in answer.best)
@@ -177,7 +184,7 @@ def test_a_search_that_estimates_finds_what_trying_all_finds(top: int) -> None:
 def test_it_is_the_same_from_a_folder_and_on_two_workers(tmp_path: Path) -> None:
     """Of so many microbatches that nothing needs to be patched, which other processes would not see."""
     once = found(2048, 2, tmp_path)
-    assert any(layout.extended for layout in once.simulated)
+    assert any(layout_result.extended for layout_result in once.simulated)
     for other in (found(2048, 2, tmp_path), found(2048, 2, workers=2)):
         assert other.simulated == once.simulated
         assert other.bounded == once.bounded
