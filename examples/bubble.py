@@ -7,7 +7,7 @@ to the others (embedding, logits), so the simulated bubble is a little larger.
 
 from clustersim import Scenario, simulate
 
-MAPPING = {
+BASE_MAPPING = {
     "model": "gpt3-175b",
     "cluster": {"name": "dgx-a100", "gpus": 64},
     "layout": {"tp": 8, "pp": 8},
@@ -22,7 +22,7 @@ def main() -> None:
     for microbatches in (8, 16, 32, 64):
         for schedule, chunks in SCHEDULES.items():
             overrides = [f"schedule={schedule}", f"training.global_batch={microbatches}"]
-            result = simulate(Scenario.from_mapping(MAPPING, overrides=overrides))
+            result = simulate(Scenario.from_mapping(BASE_MAPPING, overrides=overrides))
             ideal = 7 / (chunks * microbatches)  # of the ideal time; as a share of the step: x / (1 + x)
             bubble = result.to_json()["bubble_fraction"]
             print(f"{microbatches:12}  {schedule:26} {bubble:7.1%} {ideal / (1 + ideal):9.1%}")

@@ -8,7 +8,7 @@ what that does to convergence is another question.
 
 from clustersim import Scenario, simulate
 
-MAPPING = {
+BASE_MAPPING = {
     "model": "gpt3-1.3b",
     "cluster": "dgx-a100",
     "layout": {"dp": 8, "data": "ddp"},
@@ -19,22 +19,22 @@ MAPPING = {
 def main() -> None:
     """Print a scaling study for each number of sequences per GPU."""
     for sequences in (8, 1):
-        study(sequences)
+        print_scaling_study(sequences)
 
 
-def study(sequences: int) -> None:
+def print_scaling_study(sequences: int) -> None:
     """One line for each size, then the reason."""
-    base = Scenario.from_mapping(MAPPING)
+    base = Scenario.from_mapping(BASE_MAPPING)
     print(f"{sequences} sequences per GPU\n  GPUs  effective batch    step    tokens/s  efficiency  exposed all-reduce")
-    alone = 0.0
+    base_rate = 0.0
     for gpus in (8, 16, 32, 64, 128, 256, 512, 1024):
         batch = sequences * gpus
-        answer = simulate(base.with_overrides(f"layout.dp={gpus}", f"training.global_batch={batch}")).to_json()
-        alone = alone or answer["tokens_per_s_per_gpu"]
-        efficiency = answer["tokens_per_s_per_gpu"] / alone
-        exposed = answer["breakdown_s"]["exposed dp"] / answer["step_time_s"]
+        result_json = simulate(base.with_overrides(f"layout.dp={gpus}", f"training.global_batch={batch}")).to_json()
+        base_rate = base_rate or result_json["tokens_per_s_per_gpu"]
+        efficiency = result_json["tokens_per_s_per_gpu"] / base_rate
+        exposed = result_json["breakdown_s"]["exposed dp"] / result_json["step_time_s"]
         print(
-            f"{gpus:6,} {batch:16,} {answer['step_time_s']:6.3f} s {answer['tokens_per_s']:11,.0f}"
+            f"{gpus:6,} {batch:16,} {result_json['step_time_s']:6.3f} s {result_json['tokens_per_s']:11,.0f}"
             f" {efficiency:10.1%} {exposed:12.1%}"
         )
     linear = "near-linear" if efficiency > 0.9 else "not linear"

@@ -9,7 +9,7 @@ from clustersim import Scenario, simulate
 
 NODES, PER_NODE = 16, 8
 GPUS = [f"{PER_NODE * node}-{PER_NODE * node + PER_NODE - 1}" for node in range(2 * NODES)]
-GIVEN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "llama3-8b",
     "cluster": {
         "name": "dgx-h100",
@@ -20,21 +20,21 @@ GIVEN: dict[str, Any] = {
     "layout": {"tp": PER_NODE, "dp": NODES, "sequence_parallel": True},
     "training": {"sequence": 4096, "global_batch": 8 * NODES},
 }
-NEIGHBOUR = {"gpus": GPUS[::2], "collective": "all_reduce", "bytes": "16 GB", "every": "200 ms"}
+NEIGHBOUR_TRAFFIC = {"gpus": GPUS[::2], "collective": "all_reduce", "bytes": "16 GB", "every": "200 ms"}
 
 
 def main() -> None:
-    alone = simulate(Scenario.from_mapping(GIVEN)).step_time
+    isolated = simulate(Scenario.from_mapping(BASE_MAPPING)).step_time
     cases = {
         "alone": {},
-        "beside a neighbour": {"traffic": NEIGHBOUR},
+        "beside a neighbour": {"traffic": NEIGHBOUR_TRAFFIC},
         "a link at 10 % for 50 ms": {
             "links": {"between": ["nic1.0", "leaf0.0"], "bandwidth": "10 %", "during": ["800 ms", "850 ms"]}
         },
     }
-    for words, disturbances in cases.items():
-        step = simulate(Scenario.from_mapping(GIVEN | {"disturbances": disturbances})).step_time
-        print(f"{words:25} {step:.4f} s a step, {1e3 * (step - alone):+.1f} ms")
+    for label, degradations in cases.items():
+        step = simulate(Scenario.from_mapping(BASE_MAPPING | {"disturbances": degradations})).step_time
+        print(f"{label:25} {step:.4f} s a step, {1e3 * (step - isolated):+.1f} ms")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from clustersim import Scenario, simulate
 from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.program.task import CollectiveType
 
-BOTH = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
-NAME = f"{Path(__file__).stem}:Doubling"  # looked for beside the scenario, which is said to be this file
-GIVEN = {
+SUPPORTED_COLLECTIVES = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
+ALGORITHM_NAME = f"{Path(__file__).stem}:Doubling"  # looked for beside the scenario, which is said to be this file
+BASE_MAPPING = {
     "model": "llama-tiny",
     "cluster": {"name": "aws-p5", "gpus": 64},
     "layout": {"dp": 64, "data": "fsdp"},
@@ -28,12 +28,12 @@ class Doubling:
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for each distance; none where it cannot do a collective."""
         size, members, local = topology.size, topology.members, topology.rails
-        if collective not in BOTH or size & (size - 1):
+        if collective not in SUPPORTED_COLLECTIVES or size & (size - 1):
             return ()
-        distances, place = [2**k for k in range(size.bit_length() - 1)], np.arange(size)
+        distances, rank_index = [2**k for k in range(size.bit_length() - 1)], np.arange(size)
         return tuple(
             build_phase(
-                Flows(members, members[:, place ^ distance], 0.5 / distance),
+                Flows(members, members[:, rank_index ^ distance], 0.5 / distance),
                 latency_steps=LatencySteps(local=1) if distance < local else LatencySteps(network=1),
             )
             for distance in distances
@@ -41,19 +41,17 @@ class Doubling:
 
 
 def main() -> None:
-    mine = {kind.value: NAME for kind in BOTH}
-    for words, cost in {
+    algorithms = {kind.value: ALGORITHM_NAME for kind in SUPPORTED_COLLECTIVES}
+    for label, cost in {
         "its own": {},
-        "may be mine": {"candidates": mine},
-        "must be mine": {"collectives": mine},
+        "may be mine": {"candidates": algorithms},
+        "must be mine": {"collectives": algorithms},
     }.items():
-        result = simulate(Scenario.from_mapping(GIVEN | {"cost": cost}, path=Path(__file__)))
-        print(f"{words:12} {1e3 * result.step_time:.2f} ms a step")
-        for selected_algorithm in result.selected_algorithms:
-            size, time = selected_algorithm.payload / 1e6, 1e6 * selected_algorithm.seconds
-            print(
-                f"  {selected_algorithm.collective:14} {size:7.3f} MB in {time:4.0f} us by {selected_algorithm.algorithm}"
-            )
+        result = simulate(Scenario.from_mapping(BASE_MAPPING | {"cost": cost}, path=Path(__file__)))
+        print(f"{label:12} {1e3 * result.step_time:.2f} ms a step")
+        for collective in result.selected_algorithms:
+            size, time = collective.payload / 1e6, 1e6 * collective.seconds
+            print(f"  {collective.collective:14} {size:7.3f} MB in {time:4.0f} us by {collective.algorithm}")
 
 
 if __name__ == "__main__":

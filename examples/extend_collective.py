@@ -21,11 +21,11 @@ class HalvingDoubling:
         size, members = topology.size, topology.members
         if collective is not CollectiveType.ALL_REDUCE or size & (size - 1):
             return ()
-        place = np.arange(size)
+        rank_index = np.arange(size)
         distances = [2**k for k in range(size.bit_length() - 1)]
         return tuple(
             build_phase(
-                Flows(members, members[:, place ^ distance], 1 / distance), latency_steps=LatencySteps(network=2)
+                Flows(members, members[:, rank_index ^ distance], 1 / distance), latency_steps=LatencySteps(network=2)
             )
             for distance in distances
         )
@@ -37,11 +37,11 @@ def main() -> None:
         fabric = load_cluster("dgx-h100", gpu_count=8 * nodes).fabric
         (group,) = group_topology(np.arange(8 * nodes)[None], fabric)
         for algorithm in (RingAlgorithm(), HalvingDoubling()):
-            found = algorithm.phases(CollectiveType.ALL_REDUCE, group)
-            sent = sum(float(item.share.sum()) for item in found) / group.size
-            loads = [route_phase(element, fabric).link_load[:-1] for element in found]  # payloads, by link
+            phases = algorithm.phases(CollectiveType.ALL_REDUCE, group)
+            sent = sum(float(phase_.share.sum()) for phase_ in phases) / group.size
+            loads = [route_phase(phase_, fabric).link_load[:-1] for phase_ in phases]  # payloads, by link
             seconds = sum(1e9 * float((load / fabric.links.bandwidth).max()) for load in loads)
-            rounds = sum(int(entry.latency_steps.local) + int(entry.latency_steps.network) for entry in found)
+            rounds = sum(int(phase_.latency_steps.local) + int(phase_.latency_steps.network) for phase_ in phases)
             name = type(algorithm).__name__
             print(f"{nodes:5}  {name:16} {sent:5.3f} payloads {1e3 * seconds:14.1f} ms {rounds:9}")
 

@@ -28,20 +28,20 @@ def seconds(kernel: Kernel) -> float:
 
 
 def main() -> None:
-    scenarios = {words: Scenario.from_mapping({**GIVEN, "layout": layout}) for words, layout in LAYOUTS.items()}
-    kernels = [kernel for item in scenarios.values() for kernel in distinct_kernels(item)]
+    scenarios = {label: Scenario.from_mapping({**GIVEN, "layout": layout}) for label, layout in LAYOUTS.items()}
+    kernels = [kernel for scenario in scenarios.values() for kernel in distinct_kernels(scenario)]
     record = record_from_function(seconds, kernels, accelerator="h100-sxm-80gb", description="a roofline")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "own.json"
         write_record(record, path)
         for layout, scenario in scenarios.items():
-            for source, element in {
+            for source, variant in {
                 "model": scenario,
                 "roofline": scenario.with_overrides(f"cost.record={path}"),
             }.items():
-                answer = simulate(element).to_json()
-                compute = answer["breakdown_s"]["compute"]
-                print(f"{layout}  {source:9} {answer['step_time_s']:.3f} s a step, compute {compute:.3f} s")
+                result_json = simulate(variant).to_json()
+                compute = result_json["breakdown_s"]["compute"]
+                print(f"{layout}  {source:9} {result_json['step_time_s']:.3f} s a step, compute {compute:.3f} s")
 
 
 if __name__ == "__main__":

@@ -11,28 +11,28 @@ NODES = 16
 CLUSTER = {"name": "dgx-h100", "gpus": 8 * NODES, "fabric": {"leaf": {"nodes": 4, "oversubscription": 4}}}
 
 
-def job(layout: dict[str, Any], batch: int, first: int = 1) -> dict[str, Any]:
+def job_mapping(layout: dict[str, Any], batch: int, first_node: int = 1) -> dict[str, Any]:
     """A job on every other node."""
     return {
         "model": "llama3-8b",
-        "cluster": {**CLUSTER, "placement": {"nodes": list(range(first, 2 * NODES, 2))}},
+        "cluster": {**CLUSTER, "placement": {"nodes": list(range(first_node, 2 * NODES, 2))}},
         "layout": {"sequence_parallel": "tp" in layout, **layout},
         "training": {"sequence": 4096, "global_batch": batch},
     }
 
 
 NEIGHBOURS = {
-    "pipelines": job({"tp": 4, "pp": 4, "dp": 8}, 128),
-    "replicas": job({"tp": 8, "dp": NODES}, 64),
-    "shards": job({"dp": 8 * NODES, "data": "fsdp"}, 128),
+    "pipelines": job_mapping({"tp": 4, "pp": 4, "dp": 8}, 128),
+    "replicas": job_mapping({"tp": 8, "dp": NODES}, 64),
+    "shards": job_mapping({"dp": 8 * NODES, "data": "fsdp"}, 128),
 }
 
 
 def main() -> None:
-    mine = job({"tp": 8, "dp": NODES}, 512, first=0)
+    base_job = job_mapping({"tp": 8, "dp": NODES}, 512, first_node=0)
     for name, neighbour in NEIGHBOURS.items():
         jobs = {"scenario": {"name": name, **neighbour}, "start": "20 ms"}
-        result = simulate(Scenario.from_mapping({**mine, "disturbances": {"jobs": jobs}}))
+        result = simulate(Scenario.from_mapping({**base_job, "disturbances": {"jobs": jobs}}))
         (other,) = result.co_located_jobs
         print(f"beside {name:12} {result.isolated_step_time:.4f} s a step become {result.step_time:.4f} s")
         times = f"{other.isolated_step_times.mean():.4f} s a step become {other.step_times.mean():.4f} s"

@@ -19,39 +19,39 @@ NIC = {"kind": "nic", "bandwidth": "50 GB/s", "latency": "1 us"}
 WIRE = {"kind": "leaf", "bandwidth": "400 GB/s", "latency": "1 us"}
 
 
-def nodes(network: "nx.Graph[str]", switch: str) -> "nx.Graph[str]":
+def attach_nodes(network: "nx.Graph[str]", switch_format: str) -> "nx.Graph[str]":
     """Nodes with NVLink whose GPUs are on a network's switches; switch: of a GPU, as a format."""
     graph = nx.Graph(nx.relabel_nodes(network, "s{}".format), accelerator="h100-sxm-80gb")
     nx.set_node_attributes(graph, "switch", "kind")
     nx.set_edge_attributes(graph, dict.fromkeys(graph.edges, WIRE))
-    for node, place in ((gpu // PER_NODE, gpu % PER_NODE) for gpu in range(NODES * PER_NODE)):
+    for node, local_rank in ((gpu // PER_NODE, gpu % PER_NODE) for gpu in range(NODES * PER_NODE)):
         graph.add_node(f"nv{node}", kind="nvswitch")
-        graph.add_node(f"g{node}.{place}", kind="gpu", node=node)
-        graph.add_edge(f"g{node}.{place}", f"nv{node}", **NVLINK)
-        graph.add_edge(f"g{node}.{place}", switch.format(node=node, place=place), **NIC)
+        graph.add_node(f"g{node}.{local_rank}", kind="gpu", node=node)
+        graph.add_edge(f"g{node}.{local_rank}", f"nv{node}", **NVLINK)
+        graph.add_edge(f"g{node}.{local_rank}", switch_format.format(node=node, place=local_rank), **NIC)
     return graph
 
 
 def networks() -> "dict[str, nx.Graph[str]]":  # each for 64 nodes of 8 GPUs
     torus = nx.convert_node_labels_to_integers(nx.grid_graph((4, 4, 4), periodic=True))
-    fly = nx.disjoint_union_all([nx.complete_graph(8) for _ in range(8)])
-    fly.add_edges_from((8 * a + b, 8 * b + a) for a in range(8) for b in range(a))
+    dragonfly = nx.disjoint_union_all([nx.complete_graph(8) for _ in range(8)])
+    dragonfly.add_edges_from((8 * a + b, 8 * b + a) for a in range(8) for b in range(a))
     return {
         "dgx-h100": load_cluster("dgx-h100", NODES * PER_NODE).to_graph(),
-        "torus": nodes(torus, "s{node}"),
-        "dragonfly": nodes(fly, "s{node}"),
-        "rail-only": nodes(nx.empty_graph(PER_NODE), "s{place}"),
+        "torus": attach_nodes(torus, "s{node}"),
+        "dragonfly": attach_nodes(dragonfly, "s{node}"),
+        "rail-only": attach_nodes(nx.empty_graph(PER_NODE), "s{place}"),
     }
 
 
 def main() -> None:
     layout = {"tp": PER_NODE, "dp": NODES, "sequence_parallel": True}
-    given = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 8192, "global_batch": NODES}}
+    mapping = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 8192, "global_batch": NODES}}
     with tempfile.TemporaryDirectory() as folder:
         for name, graph in networks().items():
             path = Path(folder) / f"{name}.json"
             path.write_text(json.dumps(nx.node_link_data(graph, edges="edges")), encoding="utf-8")
-            result = simulate(Scenario.from_mapping(given | {"cluster": {"path": str(path)}}))
+            result = simulate(Scenario.from_mapping(mapping | {"cluster": {"path": str(path)}}))
             print(f"{name:10} {result.step_time:.3f} s a step")
 
 

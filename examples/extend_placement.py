@@ -13,31 +13,31 @@ from clustersim.hardware.cluster import load_cluster
 
 NODES, PER_NODE = 16, 8
 FABRIC = {"leaf": {"nodes": 4, "oversubscription": 4}}
-HANDED_OUT = [rack + 4 * turn for rack in range(4) for turn in range(4)]  # racks are nodes 0-3, 4-7, ...
+ALLOCATED_NODES = [rack + 4 * turn for rack in range(4) for turn in range(4)]  # racks are nodes 0-3, 4-7, ...
 
 
-def shortest_way_round() -> list[int]:
+def shortest_tour() -> list[int]:
     """The nodes in an order in which neighbours are near each other."""
-    machine = load_cluster("dgx-h100", NODES * PER_NODE, {"fabric": FABRIC}).to_graph()
-    between = nx.Graph()
-    for one, other in combinations(HANDED_OUT, 2):
-        hops = nx.shortest_path_length(machine, f"nic{one}.0", f"nic{other}.0")
-        between.add_edge(one, other, weight=hops)
-    tour = nx.approximation.greedy_tsp(between, source=HANDED_OUT[0])
+    cluster = load_cluster("dgx-h100", NODES * PER_NODE, {"fabric": FABRIC}).to_graph()
+    distances = nx.Graph()
+    for first, second in combinations(ALLOCATED_NODES, 2):
+        hops = nx.shortest_path_length(cluster, f"nic{first}.0", f"nic{second}.0")
+        distances.add_edge(first, second, weight=hops)
+    tour = nx.approximation.greedy_tsp(distances, source=ALLOCATED_NODES[0])
     return list(tour[:-1])
 
 
 def main() -> None:
-    given = {
+    mapping = {
         "model": "llama3-8b",
         "layout": {"tp": PER_NODE, "dp": NODES, "sequence_parallel": True},
         "training": {"sequence": 4096, "global_batch": 2 * NODES},
     }
-    for words, nodes in {"as handed out": HANDED_OUT, "shortest way round": shortest_way_round()}.items():
+    for label, nodes in {"as handed out": ALLOCATED_NODES, "shortest way round": shortest_tour()}.items():
         order = [f"{PER_NODE * node}-{PER_NODE * node + PER_NODE - 1}" for node in nodes]  # GPUs, rank by rank
         cluster = {"name": "dgx-h100", "gpus": NODES * PER_NODE, "fabric": FABRIC, "placement": {"order": order}}
-        result = simulate(Scenario.from_mapping(given | {"cluster": cluster}))
-        print(f"{words:18} {result.step_time:.3f} s a step, nodes {' '.join(map(str, nodes))}")
+        result = simulate(Scenario.from_mapping(mapping | {"cluster": cluster}))
+        print(f"{label:18} {result.step_time:.3f} s a step, nodes {' '.join(map(str, nodes))}")
 
 
 if __name__ == "__main__":

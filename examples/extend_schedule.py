@@ -7,19 +7,19 @@ from pathlib import Path
 
 from clustersim import Scenario, simulate
 
-GIVEN = {
+BASE_MAPPING = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"pp": 4, "dp": 2},
     "training": {"sequence": 4096, "global_batch": 32, "recompute": "selective"},
 }
-GROUP = 8
+GROUP_SIZE = 8
 
 
 class Grouped:
     """A stage on each rank; `group` microbatches at a time."""
 
-    def __init__(self, group: int = GROUP) -> None:
+    def __init__(self, group: int = GROUP_SIZE) -> None:
         self.group = group
 
     def placement(self, ranks: int) -> list[int]:
@@ -35,13 +35,13 @@ class Grouped:
 
 
 def main() -> None:
-    own = {"python": {"rule": f"{Path(__file__).stem}:Grouped", "arguments": {"group": GROUP}}}
+    custom = {"python": {"rule": f"{Path(__file__).stem}:Grouped", "arguments": {"group": GROUP_SIZE}}}
     print("schedule          step      bubble  peak memory")
-    for name, schedule in {"gpipe": "gpipe", f"groups of {GROUP}": own, "1f1b": "1f1b"}.items():
-        scenario = Scenario.from_mapping({**GIVEN, "schedule": schedule}, path=Path(__file__))
-        answer = simulate(scenario).to_json()
-        memory = answer["peak_memory_bytes"] / 2**30
-        print(f"{name:14} {answer['step_time_s']:7.3f} s {answer['bubble_fraction']:9.1%} {memory:8.1f} GiB")
+    for name, schedule in {"gpipe": "gpipe", f"groups of {GROUP_SIZE}": custom, "1f1b": "1f1b"}.items():
+        scenario = Scenario.from_mapping({**BASE_MAPPING, "schedule": schedule}, path=Path(__file__))
+        result_json = simulate(scenario).to_json()
+        memory = result_json["peak_memory_bytes"] / 2**30
+        print(f"{name:14} {result_json['step_time_s']:7.3f} s {result_json['bubble_fraction']:9.1%} {memory:8.1f} GiB")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ NODES, PER_NODE = 8, 8
 LINK = {"bandwidth": "50 GB/s", "latency": "1 us"}
 
 
-def ring(cut: int | None = None) -> "nx.Graph[str]":
+def switch_ring(cut_link: int | None = None) -> "nx.Graph[str]":
     """Every node's GPUs on NVLink and on the node's own switch, switches in a ring; cut: a link that is not there."""
     graph = nx.Graph(accelerator="h100-sxm-80gb", library="nccl", description="nodes on a ring of switches")
     for node in range(NODES):
@@ -24,25 +24,25 @@ def ring(cut: int | None = None) -> "nx.Graph[str]":
             graph.add_edge(name, f"nv{node}", kind="nvlink", bandwidth="450 GB/s", latency="0.3 us")
             graph.add_edge(name, f"s{node}", kind="nic", **LINK)
     for node in range(NODES):
-        if node != cut:
+        if node != cut_link:
             graph.add_edge(f"s{node}", f"s{(node + 1) % NODES}", kind="spine", bandwidth="400 GB/s", latency="1 us")
     return graph
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name, cut in {"ring": None, "ring with one link cut": 3}.items():
+        for name, cut_link in {"ring": None, "ring with one link cut": 3}.items():
             path = Path(folder) / f"{name}.json"
-            path.write_text(json.dumps(nx.node_link_data(ring(cut), edges="edges")), encoding="utf-8")
-            given = {
+            path.write_text(json.dumps(nx.node_link_data(switch_ring(cut_link), edges="edges")), encoding="utf-8")
+            mapping = {
                 "model": "llama3-8b",
                 "cluster": {"path": str(path)},
                 "layout": {"tp": 8, "dp": NODES, "sequence_parallel": True},
                 "training": {"sequence": 8192, "global_batch": 64},
             }
-            answer = simulate(Scenario.from_mapping(given)).to_json()
-            exposed = answer["breakdown_s"]["exposed dp"]
-            print(f"{name:23} {answer['step_time_s']:.3f} s a step, exposed dp {exposed:.3f} s")
+            result_json = simulate(Scenario.from_mapping(mapping)).to_json()
+            exposed = result_json["breakdown_s"]["exposed dp"]
+            print(f"{name:23} {result_json['step_time_s']:.3f} s a step, exposed dp {exposed:.3f} s")
 
 
 if __name__ == "__main__":

@@ -15,46 +15,48 @@ from clustersim.report.comparison_page import comparison_page
 
 SCENARIO = Path(__file__).parent / "llama3_405b_16k.yaml"
 REPLICA = 128  # GPUs: tp 8 x pp 16
-SHOWN = "one slow node, middle stage"
+DETAILED_CASE = "one slow node, middle stage"
 
 
-def cases(gpus: int) -> dict[str, str]:
+def degradation_cases(gpus: int) -> dict[str, str]:
     """What is wrong in each case, as an override. Nodes have 8 GPUs."""
     middle = gpus // 2
-    some = list(range(50, gpus // 8, 200)) or [0]
+    slow_nodes = list(range(50, gpus // 8, 200)) or [0]
     return {
         "healthy": "disturbances={}",
         "one slow GPU, middle stage": f"disturbances.slow={{gpu: {middle}, speed: 0.9}}",
         "one slow GPU, first stage": "disturbances.slow={gpu: 0, speed: 0.9}",
-        SHOWN: f"disturbances.slow={{node: {middle // 8}, speed: 0.9}}",
-        "0.5 % of nodes slow": f"disturbances.slow={{nodes: {some}, speed: 0.9}}",
+        DETAILED_CASE: f"disturbances.slow={{node: {middle // 8}, speed: 0.9}}",
+        "0.5 % of nodes slow": f"disturbances.slow={{nodes: {slow_nodes}, speed: 0.9}}",
         "1 % jitter of every kernel": "disturbances.jitter=1 %",
     }
 
 
 def main() -> None:
     """Print a line for each case and write the page."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--gpus", type=int, default=16384, help=f"a multiple of {REPLICA}; default: 16384")
-    options.add_argument("--html", default="stragglers.html", help="the page; default: stragglers.html")
-    asked = options.parse_args()
-    replicas = asked.gpus // REPLICA
-    size = [f"cluster.gpus={asked.gpus}", f"layout.dp={replicas}", f"training.global_batch={16 * replicas}"]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpus", type=int, default=16384, help=f"a multiple of {REPLICA}; default: 16384")
+    parser.add_argument("--html", default="stragglers.html", help="the page; default: stragglers.html")
+    options = parser.parse_args()
+    replicas = options.gpus // REPLICA
+    size = [f"cluster.gpus={options.gpus}", f"layout.dp={replicas}", f"training.global_batch={16 * replicas}"]
     # with jitter all ranks differ, and on shared links they would run one by one: minutes instead of seconds
     healthy = Scenario.load(SCENARIO, [*size, "cost.network=uncontended"])
     print(f"{'':28}     step  longer by  waiting  slow ranks  simulated ranks")
     results = {}
-    for name, wrong in cases(asked.gpus).items():
-        result = results[name] = simulate(healthy.with_overrides(wrong))
-        longer = result.step_time / results["healthy"].step_time - 1
+    for name, override in degradation_cases(options.gpus).items():
+        result = results[name] = simulate(healthy.with_overrides(override))
+        slowdown = result.step_time / results["healthy"].step_time - 1
         waiting = sum(
-            time for part, time in result.breakdown.mean_seconds().items() if part.startswith(("bubble", "wait"))
+            time
+            for category, time in result.breakdown.mean_seconds().items()
+            if category.startswith(("bubble", "wait"))
         )
         ranks = f"{result.stragglers.rank_count:10,} {result.simulated_rank_count:16,}"
-        print(f"{name:28} {result.step_time:6.3f} s {longer:9.2%} {waiting:6.3f} s {ranks}")
-    page = comparison_page(results, title="What stragglers cost", detailed=SHOWN)
-    Path(asked.html).write_text(page, encoding="utf-8")
-    print(f"wrote {asked.html}")
+        print(f"{name:28} {result.step_time:6.3f} s {slowdown:9.2%} {waiting:6.3f} s {ranks}")
+    page = comparison_page(results, title="What stragglers cost", detailed=DETAILED_CASE)
+    Path(options.html).write_text(page, encoding="utf-8")
+    print(f"wrote {options.html}")
 
 
 if __name__ == "__main__":

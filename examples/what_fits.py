@@ -14,22 +14,22 @@ def main() -> None:
     """Print, for each model and kind of recomputation, the fewest GPUs on which it fits."""
     for model in ("llama3-8b", "llama3-70b", "llama3-405b"):
         for recompute in ("none", "full"):
-            print(f"{model:12} recompute {recompute:5}: {fewest(model, recompute)}")
+            print(f"{model:12} recompute {recompute:5}: {min_gpus_text(model, recompute)}")
 
 
-def fewest(model: str, recompute: str) -> str:
+def min_gpus_text(model: str, recompute: str) -> str:
     """The smallest power of two of GPUs that fits, and what the next smaller needs."""
-    smaller = "nothing smaller tried"
+    previous = "nothing smaller tried"
     for gpus in (2**power for power in range(3, 15)):
-        report = check(scenario(model, recompute, gpus))
+        report = check(fsdp_scenario(model, recompute, gpus))
         need = f"{report.peak_memory_bytes / GIB:,.0f} of {report.memory_capacity_bytes / GIB:.0f} GiB"
         if report.fits:
-            return f"fits on {gpus:,} GPUs ({need}); {smaller}"
-        smaller = f"{gpus:,} need {need}"
-    return f"does not fit: even {smaller}"
+            return f"fits on {gpus:,} GPUs ({need}); {previous}"
+        previous = f"{gpus:,} need {need}"
+    return f"does not fit: even {previous}"
 
 
-def scenario(model: str, recompute: str, gpus: int) -> Scenario:
+def fsdp_scenario(model: str, recompute: str, gpus: int) -> Scenario:
     """FSDP on so many GPUs, one sequence each."""
     mapping = {
         "model": model,

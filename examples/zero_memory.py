@@ -6,8 +6,8 @@ moments) for each of 7.5e9 parameters make 120, 31.4, 16.6 and 1.9 GB. A real GP
 
 from clustersim import Scenario, simulate
 
-STATES = ("parameters", "gradients", "optimizer state")
-MAPPING = {
+MODEL_STATES = ("parameters", "gradients", "optimizer state")
+BASE_MAPPING = {
     "model": "megatron-7.5b",
     "cluster": {"name": "dgx-a100", "gpus": 64},
     "layout": {"dp": 64},
@@ -24,9 +24,9 @@ def main() -> None:
     """Print model states and the whole peak for each stage."""
     print("strategy  model states       peak  fits 80 GiB")
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
-        result = simulate(Scenario.from_mapping(MAPPING, overrides=[f"layout.data={strategy}"]))
-        held = result.to_json()["stages"][0]["memory_bytes"]
-        states = sum(held[name] for name in STATES)
+        result = simulate(Scenario.from_mapping(BASE_MAPPING, overrides=[f"layout.data={strategy}"]))
+        memory_bytes = result.to_json()["stages"][0]["memory_bytes"]
+        states = sum(memory_bytes[name] for name in MODEL_STATES)
         print(f"{strategy:8} {states / 1e9:10.1f} GB {result.peak_memory / 1e9:7.1f} GB  {result.fits_in_memory}")
 
 

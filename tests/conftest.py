@@ -24,6 +24,6 @@ for name, share in (("full", FULL), ("quick", QUICK)):
 settings.load_profile("quick")
 
 
-def examples(number: int, **others: Any) -> settings:
+def examples(max_examples: int, **options: Any) -> settings:
     """As many examples of a property in the full profile, a quarter in the quick one; others: what `settings` takes."""
-    return settings(max_examples=-(-number * settings.default.max_examples // FULL), **others)
+    return settings(max_examples=-(-max_examples * settings.default.max_examples // FULL), **options)

@@ -13,7 +13,7 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
-PIPELINE: dict[str, Any] = {  # stage 2 is ranks 8 to 11
+PIPELINE_MAPPING: dict[str, Any] = {  # stage 2 is ranks 8 to 11
     "model": {"preset": "llama3-8b", "layers": 8},
     "cluster": {"name": "dgx-h100", "gpus": 16},
     "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
@@ -21,32 +21,36 @@ PIPELINE: dict[str, Any] = {  # stage 2 is ranks 8 to 11
 }
 
 
-def pipeline(*overrides: str) -> Scenario:
+def pipeline_scenario(*overrides: str) -> Scenario:
     """Two replicas of four stages of two layers on two nodes, changed."""
-    return Scenario.from_mapping(PIPELINE, overrides, default_name="small")
+    return Scenario.from_mapping(PIPELINE_MAPPING, overrides, default_name="small")
 
 
 @cache
-def simulated(*overrides: str) -> SimulationResult:
+def simulate_pipeline(*overrides: str) -> SimulationResult:
     """Its step."""
-    return simulate(pipeline(*overrides))
+    return simulate(pipeline_scenario(*overrides))
 
 
-def said(result: SimulationResult, **values: Any) -> SimulationResult:
+def override_result(result: SimulationResult, **overrides: Any) -> SimulationResult:
     """A result that says so of itself, whatever it is; of methods what they answer."""
 
-    def told(name: str, value: Any) -> Any:
+    def class_attribute(name: str, value: Any) -> Any:
         return (lambda _: value) if inspect.isfunction(getattr(SimulationResult, name, None)) else value
 
-    own = {dataclass_field.name for dataclass_field in fields(result)}
-    kind = type(
-        "Said", (SimulationResult,), {name: told(name, value) for name, value in values.items() if name not in own}
+    field_names = {dataclass_field.name for dataclass_field in fields(result)}
+    result_class = type(
+        "Said",
+        (SimulationResult,),
+        {name: class_attribute(name, value) for name, value in overrides.items() if name not in field_names},
     )
-    given: SimulationResult = kind(*(values.get(item.name, getattr(result, item.name)) for item in fields(result)))
-    return given
+    overridden: SimulationResult = result_class(
+        *(overrides.get(item.name, getattr(result, item.name)) for item in fields(result))
+    )
+    return overridden
 
 
-def printed(result: SimulationResult, width: int = 100, *, terminal: bool = False) -> str:
+def render_terminal(result: SimulationResult, width: int = 100, *, terminal: bool = False) -> str:
     """What the terminal says of it."""
     colours = "truecolor" if terminal else "auto"
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)

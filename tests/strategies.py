@@ -40,16 +40,16 @@ from tests.engine.fake_costs import UnitCost
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 """Few and dyadic: equal times are common, and sums are exact."""
 
-KINDS = st.sampled_from([CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
-CLASSES = st.sampled_from([KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.NORM])
+COLLECTIVES = st.sampled_from([CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
+KERNEL_KINDS = st.sampled_from([KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.NORM])
 """One kernel of each class that collectives slow in its own way."""
 
-MEETINGS = ("dp", "tp", "model")
+SYNC_GROUPS = ("dp", "tp", "model")
 """Replicas of a kind; pairs of them, joined differently in every kind; all kinds of one replica."""
 
 
 @dataclass
-class _Kind:
+class _RankBuilder:
     """The tasks of one kind of rank in the making."""
 
     tasks: list[Task] = field(default_factory=list)
@@ -66,71 +66,77 @@ def programs(draw: st.DrawFn) -> Program:
 
     Rank = replica * kinds + kind.
     """
-    kinds, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
-    ranks = [_Kind() for _ in range(kinds)]
-    for number in range(draw(st.integers(1, 10))):
-        _event(draw, ranks, number)
-    made = tuple(RankProgram(tuple(rank.tasks), tuple(rank.streams)) for rank in ranks)
-    kind = np.tile(np.arange(kinds), replicas)
-    used = {exchange.comm_group for rank_program in made for exchange in rank_program.comm_ops}
-    groups = {role: group for role, group in _groups(draw, kinds, replicas).items() if role in used}
-    return Program(made, kind, groups)
+    kind_count, replica_count = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    builders = [_RankBuilder() for _ in range(kind_count)]
+    for microbatch in range(draw(st.integers(1, 10))):
+        _add_random_task(draw, builders, microbatch)
+    rank_programs = tuple(RankProgram(tuple(builder.tasks), tuple(builder.streams)) for builder in builders)
+    program_index = np.tile(np.arange(kind_count), replica_count)
+    used_groups = {comm_op.comm_group for rank_program in rank_programs for comm_op in rank_program.comm_ops}
+    groups = {
+        comm_group: process_group
+        for comm_group, process_group in _process_groups(draw, kind_count, replica_count).items()
+        if comm_group in used_groups
+    }
+    return Program(rank_programs, program_index, groups)
 
 
-def _event(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
+def _add_random_task(draw: st.DrawFn, builders: list[_RankBuilder], microbatch: int) -> None:
     """Something that one kind does, or a pair of neighbours, or all."""
-    place = draw(st.integers(0, len(ranks) - 1))
-    what = draw(st.sampled_from(["compute", "dp", "experts", "model", "message", "message"]))
-    if what == "compute":
-        after = _after(draw, ranks[place])
-        ranks[place].add(Stream.COMPUTE, ComputeTask(draw(_blocks()), after))
-    elif what == "dp":
-        exchange = CommOp("reduce", draw(KINDS), "dp", draw(SECONDS))
-        ranks[place].add(Stream.DP, CollectiveTask(exchange, _after(draw, ranks[place])))
-    elif what == "experts":
-        exchange = CommOp("tokens", CollectiveType.ALL_TO_ALL, "tp", draw(SECONDS))
-        ranks[place].add(Stream.EP, CollectiveTask(exchange, _after(draw, ranks[place])))
-    elif what == "model":
-        exchange = CommOp("norm", CollectiveType.ALL_REDUCE, "model", draw(SECONDS))
-        for rank in ranks:
-            rank.add(Stream.DP, CollectiveTask(exchange, _after(draw, rank)))
-    elif len(ranks) > 1:
-        _message(draw, ranks, number)
+    index = draw(st.integers(0, len(builders) - 1))
+    task_kind = draw(st.sampled_from(["compute", "dp", "experts", "model", "message", "message"]))
+    if task_kind == "compute":
+        depends_on = _random_dependencies(draw, builders[index])
+        builders[index].add(Stream.COMPUTE, ComputeTask(draw(_segments()), depends_on))
+    elif task_kind == "dp":
+        comm_op = CommOp("reduce", draw(COLLECTIVES), "dp", draw(SECONDS))
+        builders[index].add(Stream.DP, CollectiveTask(comm_op, _random_dependencies(draw, builders[index])))
+    elif task_kind == "experts":
+        comm_op = CommOp("tokens", CollectiveType.ALL_TO_ALL, "tp", draw(SECONDS))
+        builders[index].add(Stream.EP, CollectiveTask(comm_op, _random_dependencies(draw, builders[index])))
+    elif task_kind == "model":
+        comm_op = CommOp("norm", CollectiveType.ALL_REDUCE, "model", draw(SECONDS))
+        for builder in builders:
+            builder.add(Stream.DP, CollectiveTask(comm_op, _random_dependencies(draw, builder)))
+    elif len(builders) > 1:
+        _add_message(draw, builders, microbatch)
 
 
-def _message(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
-    left = draw(st.integers(0, len(ranks) - 2))
+def _add_message(draw: st.DrawFn, builders: list[_RankBuilder], microbatch: int) -> None:
+    lower = draw(st.integers(0, len(builders) - 2))
     forward = draw(st.booleans())
-    source, target = (left, left + 1) if forward else (left + 1, left)
-    role, stream = ("pp_next", Stream.SEND_NEXT) if forward else ("pp_previous", Stream.SEND_PREVIOUS)
-    exchange = CommOp("message", CollectiveType.SEND_RECV, role, draw(SECONDS))
-    tag = Action(target, ActionKind.FORWARD, number)
-    ranks[source].add(stream, SendTask(exchange, tag, _after(draw, ranks[source])))
-    ranks[target].add(Stream.RECEIVE, ReceiveTask(exchange, tag))
+    source, target = (lower, lower + 1) if forward else (lower + 1, lower)
+    comm_group, stream = ("pp_next", Stream.SEND_NEXT) if forward else ("pp_previous", Stream.SEND_PREVIOUS)
+    comm_op = CommOp("message", CollectiveType.SEND_RECV, comm_group, draw(SECONDS))
+    tag = Action(target, ActionKind.FORWARD, microbatch)
+    builders[source].add(stream, SendTask(comm_op, tag, _random_dependencies(draw, builders[source])))
+    builders[target].add(Stream.RECEIVE, ReceiveTask(comm_op, tag))
 
 
-def _after(draw: st.DrawFn, kind: _Kind) -> tuple[int, ...]:
-    if not kind.tasks:
+def _random_dependencies(draw: st.DrawFn, builder: _RankBuilder) -> tuple[int, ...]:
+    if not builder.tasks:
         return ()
-    return tuple(draw(st.lists(st.integers(0, len(kind.tasks) - 1), max_size=2, unique=True)))
+    return tuple(draw(st.lists(st.integers(0, len(builder.tasks) - 1), max_size=2, unique=True)))
 
 
-def _blocks() -> st.SearchStrategy[Segment]:
-    kernel = st.builds(Kernel, st.just("kernel"), CLASSES, st.just(DType.BF16), flops=SECONDS, bytes=st.just(0.0))
-    exchange = SECONDS.map(lambda seconds: CommOp("gather", CollectiveType.ALL_GATHER, "tp", seconds))
-    overlap = st.builds(CommOverlap, exchange, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
-    operations = st.lists(kernel | kernel | exchange | overlap, min_size=1, max_size=4)
-    return operations.map(lambda does: Segment("block", tuple(Operation(doe, WorkType.FORWARD) for doe in does)))
+def _segments() -> st.SearchStrategy[Segment]:
+    kernel = st.builds(Kernel, st.just("kernel"), KERNEL_KINDS, st.just(DType.BF16), flops=SECONDS, bytes=st.just(0.0))
+    comm_op = SECONDS.map(lambda seconds: CommOp("gather", CollectiveType.ALL_GATHER, "tp", seconds))
+    overlap = st.builds(CommOverlap, comm_op, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
+    operations = st.lists(kernel | kernel | comm_op | overlap, min_size=1, max_size=4)
+    return operations.map(lambda bodies: Segment("block", tuple(Operation(body, WorkType.FORWARD) for body in bodies)))
 
 
-def _groups(draw: st.DrawFn, kinds: int, replicas: int) -> dict[str, ProcessGroups]:
-    grid = np.arange(kinds * replicas).reshape(replicas, kinds)
-    size = 2 if replicas % 2 == 0 else 1
-    shuffled = [np.array(draw(st.permutations(grid[:, kind].tolist()))).reshape(-1, size) for kind in range(kinds)]
+def _process_groups(draw: st.DrawFn, kind_count: int, replica_count: int) -> dict[str, ProcessGroups]:
+    grid = np.arange(kind_count * replica_count).reshape(replica_count, kind_count)
+    size = 2 if replica_count % 2 == 0 else 1
+    tp_groups = [
+        np.array(draw(st.permutations(grid[:, kind].tolist()))).reshape(-1, size) for kind in range(kind_count)
+    ]
     pairs = np.stack([grid[:, :-1].reshape(-1), grid[:, 1:].reshape(-1)], axis=1)
     return {
         "dp": ProcessGroups("dp", np.ascontiguousarray(grid.T)),
-        "tp": ProcessGroups("tp", np.concatenate(shuffled)),
+        "tp": ProcessGroups("tp", np.concatenate(tp_groups)),
         "model": ProcessGroups("model", grid),
         "pp_next": ProcessGroups("pp_next", pairs, ordered=True),
         "pp_previous": ProcessGroups("pp_previous", np.ascontiguousarray(pairs[:, ::-1]), ordered=True),
@@ -138,39 +144,39 @@ def _groups(draw: st.DrawFn, kinds: int, replicas: int) -> dict[str, ProcessGrou
 
 
 @st.composite
-def costs(draw: st.DrawFn, program: Program) -> UnitCost:
+def unit_costs(draw: st.DrawFn, program: Program) -> UnitCost:
     """Unit costs; in some roles a group or two are slower than the others."""
-    slowness = {}
-    for role, groups in program.groups.items():
+    slowdowns = {}
+    for comm_group, groups in program.groups.items():
         factors = st.sampled_from([1.0, 1.0, 1.0, 2.0])
         count = len(groups.members)
-        slowness[role] = draw(st.just([1.0] * count) | st.lists(factors, min_size=count, max_size=count))
-    return UnitCost(program, slowness)
+        slowdowns[comm_group] = draw(st.just([1.0] * count) | st.lists(factors, min_size=count, max_size=count))
+    return UnitCost(program, slowdowns)
 
 
 @st.composite
-def costed(draw: st.DrawFn) -> UnitCost:
+def costed_programs(draw: st.DrawFn) -> UnitCost:
     """A random program with its costs."""
-    return draw(costs(draw(programs())))
+    return draw(unit_costs(draw(programs())))
 
 
 @st.composite
-def _tables(draw: st.DrawFn) -> Interference:
+def _interference_tables(draw: st.DrawFn) -> Interference:
     """A part of its own for every class of kernel beside every kind of collective, and the other way round inside."""
     pairs = [(kind, kernel_class) for kind in CollectiveType for kernel_class in KernelClass]
-    parts = st.fixed_dictionaries({pair: st.sampled_from([0.0, 0.25, 0.5, 1.0]) for pair in pairs})
-    return Interference(draw(parts), draw(parts))
+    levels = st.fixed_dictionaries({pair: st.sampled_from([0.0, 0.25, 0.5, 1.0]) for pair in pairs})
+    return Interference(draw(levels), draw(levels))
 
 
-INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.uniform) | _tables()
+INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.uniform) | _interference_tables()
 
 
-def fold(program: Program, cost: SegmentCost) -> SymmetryClasses:
+def fold_ranks(program: Program, cost: SegmentCost) -> SymmetryClasses:
     """Classes of the ranks that do the same at these costs."""
-    seconds: dict[str, list[FloatArray]] = {role: [] for role in program.groups}
-    for exchange in sorted({comm_op for made in program.programs for comm_op in made.comm_ops}, key=repr):
-        seconds[exchange.comm_group].append(cost.comm_timing_by_group(exchange).seconds)
-    costs = {role: np.stack(columns, axis=1) for role, columns in seconds.items()}
+    seconds: dict[str, list[FloatArray]] = {comm_group: [] for comm_group in program.groups}
+    for comm_op in sorted({item for rank_program in program.programs for item in rank_program.comm_ops}, key=repr):
+        seconds[comm_op.comm_group].append(cost.comm_timing_by_group(comm_op).seconds)
+    costs = {comm_group: np.stack(columns, axis=1) for comm_group, columns in seconds.items()}
     return symmetry_classes(program, costs, device_model=cost.device_models.index_of_rank)
 
 
@@ -192,12 +198,12 @@ DEGREES = [
     dict(zip(("tp", "cp", "pp", "dp"), degrees, strict=True))
     for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])
 ]
-WHOLE_NODE = ("one domain", "cards")
+SINGLE_NODE = ("one domain", "cards")
 """Where four GPUs are in one node; the other clusters have nodes of two."""
-LEGAL = {
-    "one domain": [item for item in DEGREES if prod(item.values()) in {*range(2, 9), 16}],
-    "cards": [element for element in DEGREES if prod(element.values()) in range(2, 9)],
-    "one switch": [entry for entry in DEGREES if prod(entry.values()) in range(2, 17, 2)],
+LEGAL_DEGREES = {
+    "one domain": [element for element in DEGREES if prod(element.values()) in {*range(2, 9), 16}],
+    "cards": [entry for entry in DEGREES if prod(entry.values()) in range(2, 9)],
+    "one switch": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
     "racks": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
 }
 STRATEGIES: list[str | dict[str, Any]] = [
@@ -239,7 +245,7 @@ PRECISIONS: list[str | dict[str, Any]] = [
 RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
 
 
-def usual(chunks: int) -> Schedule:
+def default_schedule(chunks: int) -> Schedule:
     """1F1B, interleaved where ranks hold several chunks."""
     return OneFOneB() if chunks == 1 else Interleaved(chunks)
 
@@ -247,23 +253,27 @@ def usual(chunks: int) -> Schedule:
 @st.composite
 def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
     """What a scenario file of 2 to 16 GPUs says."""
-    place = draw(st.sampled_from(sorted(CLUSTERS))) if cluster is None else cluster
-    degrees = draw(st.sampled_from(LEGAL[place]))
+    cluster_kind = draw(st.sampled_from(sorted(CLUSTERS))) if cluster is None else cluster
+    degrees = draw(st.sampled_from(LEGAL_DEGREES[cluster_kind]))
     schedule = draw(st.sampled_from(SCHEDULES if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
     rounds = draw(st.integers(1, 2)) * degrees["pp"] if schedule == "interleaved" else draw(st.integers(1, 4))
     layout = {**degrees, **draw(_layouts())}
     if degrees["dp"] % 2 == 0 and draw(st.booleans()):
         ((name, options),) = draw(st.sampled_from(HYBRID)).items()
         layout["data"] = {name: {**options, "shard": degrees["cp"] * degrees["dp"] // 2}}
-    if degrees["dp"] == prod(degrees.values()) and (degrees["dp"] == 2 or place in WHOLE_NODE) and draw(st.booleans()):
+    if (
+        degrees["dp"] == prod(degrees.values())
+        and (degrees["dp"] == 2 or cluster_kind in SINGLE_NODE)
+        and draw(st.booleans())
+    ):
         layout["data"] = "data_parallel"
     model = draw(_models())
     if layout["data"] != "data_parallel" and draw(st.booleans()):
-        model["experts"] = draw(_mixtures())
-        layout |= draw(_expert_layouts(degrees, hybrid=_hybrid(layout["data"])))
+        model["experts"] = draw(_moe())
+        layout |= draw(_expert_layouts(degrees, hybrid=_is_hybrid(layout["data"])))
     return {
         "model": model,
-        "cluster": {**CLUSTERS[place], "gpus": prod(degrees.values())},
+        "cluster": {**CLUSTERS[cluster_kind], "gpus": prod(degrees.values())},
         "layout": layout,
         "schedule": schedule,
         "framework": draw(st.sampled_from(FRAMEWORKS)),
@@ -271,12 +281,12 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
             "sequence": 128,
             "global_batch": degrees["dp"] * rounds,
             "recompute": draw(st.sampled_from(RECOMPUTES)),
-            "precision": draw(st.sampled_from(PRECISIONS)) if place != "cards" else "bf16",
+            "precision": draw(st.sampled_from(PRECISIONS)) if cluster_kind != "cards" else "bf16",
         },
     }
 
 
-def _hybrid(data: str | dict[str, Any]) -> bool:
+def _is_hybrid(data: str | dict[str, Any]) -> bool:
     """Whether weights are sharded over a part of the replicas."""
     return isinstance(data, dict) and any("shard" in options for options in data.values())
 
@@ -301,7 +311,7 @@ def _models(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def _mixtures(draw: st.DrawFn) -> dict[str, Any]:
+def _moe(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "count": 4,
         "top_k": draw(st.integers(1, 3)),
@@ -315,8 +325,8 @@ def _mixtures(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def _expert_layouts(draw: st.DrawFn, degrees: dict[str, int], *, hybrid: bool) -> dict[str, Any]:
     """Experts folded onto the ranks of all other axes; hybrid: on those of each of two replicas."""
-    room = degrees["tp"] * degrees["cp"] * degrees["dp"] // (2 if hybrid else 1)
-    pairs = [(ep, etp) for ep, etp in product([1, 2, 4], {1, degrees["tp"]}) if room % (ep * etp) == 0]
+    expert_ranks = degrees["tp"] * degrees["cp"] * degrees["dp"] // (2 if hybrid else 1)
+    pairs = [(ep, etp) for ep, etp in product([1, 2, 4], {1, degrees["tp"]}) if expert_ranks % (ep * etp) == 0]
     ep, etp = draw(st.sampled_from(sorted(pairs)))
     order = [*draw(st.permutations(["tp", "cp", "dp"])), "pp"]
     return {"ep": ep, "etp": etp, "order": order, "sequence_parallel": True}

@@ -10,18 +10,20 @@ from clustersim.model.transformer import TransformerModel, uniform_dimensions
 from clustersim.parallel.layer_partition import PipelineStage
 
 
-def sizes(model: TransformerModel) -> SimpleNamespace:
+def model_dimensions(model: TransformerModel) -> SimpleNamespace:
     """Dimensions as attributes."""
     return SimpleNamespace(**uniform_dimensions(model))
 
 
-def layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
+def uniform_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
     """A layer of a model whose layers are equal."""
     (spec,) = model.distinct_specs
     return layers.transformer_layer(model, spec, training, shard)
 
 
-def stage(model: TransformerModel, number: int, count: int, *, embedding: bool, head: bool) -> PipelineStage:
+def uniform_stage(
+    model: TransformerModel, stage_index: int, layer_count: int, *, embedding: bool, head: bool
+) -> PipelineStage:
     """A stage of so many layers of a model whose layers are equal."""
     (spec,) = model.distinct_specs
-    return PipelineStage(number, (LayerGroup(spec, count),) if count else (), embedding, head)
+    return PipelineStage(stage_index, (LayerGroup(spec, layer_count),) if layer_count else (), embedding, head)

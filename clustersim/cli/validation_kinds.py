@@ -14,7 +14,7 @@ from clustersim.validation.summary import ValidationSummary, summarize_steps
 
 KINDS: Final = ("steps", "memory", "collectives", "kernels", "reliability")
 SHOW: Final = "show"
-MAX_ARGUMENTS_BEFORE_ID: Final = 2  # words between `show` and the id of a case: its kind and its file
+MAX_ARGUMENTS_BEFORE_ID: Final = 2  # words between `write_figures` and the id of a case: its kind and its file
 _MAX_SUGGESTED_IDS: Final = 5
 
 

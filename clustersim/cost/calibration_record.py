@@ -78,7 +78,7 @@ class DeviceTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySample:
-    """The device so many seconds after a session of measuring began, in a part of it (`soak`, `kernels`, `chain`)."""
+    """The device so many seconds after a session of measuring began, in a part of it (`burn_in`, `kernels`, `chain`)."""
 
     seconds: Seconds
     part: str

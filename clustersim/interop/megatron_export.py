@@ -1,6 +1,6 @@
 """How does a Megatron-LM command line say a scenario?
 
-The inverse of `megatron_import`, by the same names; what differs when it is read again is what it cannot say (`exported`).
+The inverse of `megatron_import`, by the same names; what differs when it is read again is what it cannot say (`export`).
 Arguments whose default is meant are left out.
 """
 

@@ -1,6 +1,6 @@
 """How does a torchtitan job file say a scenario?
 
-The inverse of `torchtitan_import`, by the same names; what differs when it is read again is what it cannot say (`exported`).
+The inverse of `torchtitan_import`, by the same names; what differs when it is read again is what it cannot say (`export`).
 A model is one of torchtitan's flavors. Every key that the reader asks for is written, those that have no effect aside.
 """
 

@@ -333,7 +333,7 @@ def _prepare_gradients(
     """What makes gradients as the optimizer reads them, where they are here: run first, or else to be run.
 
     Whether the gradients of an FP16 run are finite all ranks of a model hear before anything else is done with them;
-    where the norm is handed on along the pipeline (not `at_once`) they hear it with that.
+    where the norm is handed on along the pipeline (not `instant_measurements`) they hear it with that.
     """
     if builder.plan.training.offload.offloads_gradients:
         return []

@@ -2,7 +2,7 @@
 
 Every row names the row whose end allowed its start (`cause`). Walking causes back from the row that ends last gives a
 chain in which each row starts when the one before it ends; where it does not, the time between is an explicit wait.
-Where a rank waited inside a block for another, the chain goes on with that rank's run of the block (`leader`), before
+Where a rank waited inside a block for another, the chain goes on with that rank's run of the block (`blocking_event`), before
 what the rank itself did last.
 Shortening a task off the chain cannot shorten the step; shortening one on it may, until another chain takes over.
 """

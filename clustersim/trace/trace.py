@@ -14,7 +14,7 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
 
 so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
 transfer (but for what was waited inside).
-`leader` is, for a block in which ranks meet, the row of the same task on the one of them that waited least, for whom
+`blocking_event` is, for a block in which ranks meet, the row of the same task on the one of them that waited least, for whom
 the others waited; else the row itself.
 `cause` is the row whose end allowed the start (-1 if nothing did: the step's beginning). Rows have no order to rely on.
 Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.

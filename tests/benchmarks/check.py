@@ -18,31 +18,45 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIO: Final = "examples/tiny_cpu.yaml"
-WHOLE: Final = "training.microbatch=4"  # tensor parallelism: fewer, longer kernels between its many collectives
-STEADY: Final = "training.microbatch=1"  # a pipeline: four microbatches
-MIXTURE: Final = ("model.experts={count: 8, top_k: 2, ffn: 512}",)
+LARGE_MICROBATCH: Final = (
+    "training.microbatch=4"  # tensor parallelism: fewer, longer kernels between its many collectives
+)
+SMALL_MICROBATCH: Final = "training.microbatch=1"  # a pipeline: four microbatches
+MOE: Final = ("model.experts={count: 8, top_k: 2, ffn: 512}",)
 CASES: Final = {
     "one process": (1, ()),
     "ddp 2": (2, ("layout.data=ddp",)),
     "fsdp 2": (2, ("layout.data=fsdp",)),
-    "tp 2": (2, ("layout.tp=2", WHOLE)),
-    "pp 2": (2, ("layout.pp=2", STEADY)),
-    "experts": (1, MIXTURE),
-    "ep 2": (2, ("layout.data=ddp", "layout.ep=2", *MIXTURE)),
+    "tp 2": (2, ("layout.tp=2", LARGE_MICROBATCH)),
+    "pp 2": (2, ("layout.pp=2", SMALL_MICROBATCH)),
+    "experts": (1, MOE),
+    "ep 2": (2, ("layout.data=ddp", "layout.ep=2", *MOE)),
 }
 
 
-def check(ranks: int, changes: tuple[str, ...], steps: int) -> dict[str, Any]:
+def run_check(ranks: int, changes: tuple[str, ...], steps: int) -> dict[str, Any]:
     """One check, in processes of its own."""
-    words = [word for change in (f"cluster.gpus={ranks}", *changes) for word in ("--set", change)]
+    override_arguments = [word for change in (f"cluster.gpus={ranks}", *changes) for word in ("--set", change)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    asked = ["-m", "calibrate", "--check", SCENARIO, "--device", "cpu", "--steps", str(steps), "--json", "-", *words]
-    done = subprocess.run(
-        [sys.executable, *(launcher if ranks > 1 else []), *asked], cwd=ROOT, text=True, check=True,
+    check_arguments = [
+        "-m",
+        "calibrate",
+        "--check",
+        SCENARIO,
+        "--device",
+        "cpu",
+        "--steps",
+        str(steps),
+        "--json",
+        "-",
+        *override_arguments,
+    ]
+    process = subprocess.run(
+        [sys.executable, *(launcher if ranks > 1 else []), *check_arguments], cwd=ROOT, text=True, check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
-    return found
+    result: dict[str, Any] = json.loads(process.stdout[process.stdout.index("{") : process.stdout.rindex("}") + 1])
+    return result
 
 
 def main() -> None:
@@ -51,20 +65,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="real steps of each layout (12)")
     parser.add_argument("--json", metavar="FILE", help="write JSON to FILE, or to standard output for -")
     options = parser.parse_args()
-    found = {name: check(ranks, changes, options.steps) for name, (ranks, changes) in CASES.items()}
+    results = {name: run_check(ranks, changes, options.steps) for name, (ranks, changes) in CASES.items()}
     if options.json is not None:
-        text = json.dumps(found, indent=2)
+        text = json.dumps(results, indent=2)
         print(text) if options.json == "-" else Path(options.json).write_text(text + "\n", encoding="utf-8")
         return
     print(
         f"{'':<14}{'predicted':>11}{'measured':>11}{'step':>9}{'forward':>9}{'backward':>9}{'optimizer':>10}{'peak':>8}"
     )
-    for name, answer in found.items():
-        parts = "".join(f"{100 * answer['parts'][part]['error']:>+8.0f} %" for part in ("forward", "backward"))
+    for name, result in results.items():
+        phase_errors = "".join(f"{100 * result['parts'][phase]['error']:>+8.0f} %" for phase in ("forward", "backward"))
         print(
-            f"{name:<14}{answer['predicted_s'] * 1e3:>8.0f} ms{answer['measured_s'] * 1e3:>8.0f} ms"
-            f"{100 * answer['error']:>+7.1f} %{parts.replace(' %', '%'):>18}"
-            f"{100 * answer['parts']['optimizer']['error']:>+9.0f}%{100 * answer['peak_error']:>+7.1f}%"
+            f"{name:<14}{result['predicted_s'] * 1e3:>8.0f} ms{result['measured_s'] * 1e3:>8.0f} ms"
+            f"{100 * result['error']:>+7.1f} %{phase_errors.replace(' %', '%'):>18}"
+            f"{100 * result['parts']['optimizer']['error']:>+9.0f}%{100 * result['peak_error']:>+7.1f}%"
         )
 
 

@@ -10,7 +10,7 @@ from time import perf_counter
 from clustersim import Scenario, simulate
 from clustersim.reliability import simulate_goodput
 from tests.benchmarks.cases import EXAMPLE
-from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
+from tests.benchmarks.timing import TIMEOUTS, best_time, build_parser, run_bare_timeouts, write_figures
 
 DAYS = 54
 WORKERS = 2
@@ -22,27 +22,27 @@ def measure(runs: int) -> dict[str, float]:
     scenario = Scenario.load(EXAMPLE, CHANGES)
     training = scenario.training
     tokens = training.global_batch * training.sequence * DAYS * 86400.0 / simulate(scenario).step_time
-    started = perf_counter()
-    found = simulate_goodput(
+    start_time = perf_counter()
+    result = simulate_goodput(
         scenario.with_overrides(f"economics.tokens={tokens:.0f}"), runs, workers=WORKERS, curves=False
     )
-    seconds = perf_counter() - started
+    seconds = perf_counter() - start_time
     return {
         "runs": runs,
-        "interruptions_of_a_run": found.interruption_count,
-        "goodput": found.goodput,
+        "interruptions_of_a_run": result.interruption_count,
+        "goodput": result.goodput,
         "seconds": seconds,
         "seconds_for_10000_runs": seconds * 10_000 / runs,
-        "bare_timeouts_per_s": TIMEOUTS / best(bare_timeouts),
+        "bare_timeouts_per_s": TIMEOUTS / best_time(run_bare_timeouts),
     }
 
 
 def main() -> None:
     """Print the figures."""
-    parser = parser_of("goodput", __doc__)
+    parser = build_parser("goodput", __doc__)
     parser.add_argument("--runs", type=int, default=10_000, metavar="N")
     options = parser.parse_args()
-    show(measure(options.runs), options.json)
+    write_figures(measure(options.runs), options.json)
 
 
 if __name__ == "__main__":

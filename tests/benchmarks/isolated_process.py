@@ -1,6 +1,6 @@
 """How long does one scenario take, and how much memory, in a process of its own?
 
-`measured` starts the process, which reads a job from stdin and prints what it measured. Memory is the most that the
+`measure_in_process` starts the process, which reads a job from stdin and prints what it measured. Memory is the most that the
 process ever held (its resident set, interpreter and imports included), so it must not have done other things before.
 Since Linux counts what the parent held when it started the process, too, the parent stays small: it never simulates.
 """
@@ -18,20 +18,20 @@ from time import process_time
 from typing import Any, TypeVar
 from unittest import mock
 
-from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, seconds_of
+from tests.benchmarks.timing import TIMEOUTS, run_bare_timeouts, time_call
 
 ROOT = Path(__file__).parents[2]
-MEMORY = 12 * 2**30  # bytes of address space: a process that needs more ends, and not the machine
-LIMIT = 300.0  # seconds
-T = TypeVar("T")
+MEMORY_LIMIT = 12 * 2**30  # bytes of address space: a process that needs more ends, and not the machine
+TIME_LIMIT = 300.0  # seconds
+ItemT = TypeVar("ItemT")
 
 
-class OutOfReachError(Exception):
+class ResourceLimitError(Exception):
     """A run took too long or too much memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunMeasurement:
     """What one process found.
 
     seconds: of the fastest simulate(); cpu_seconds: of all its threads, the least of any run; timeouts_per_s: bare
@@ -45,58 +45,60 @@ class Measured:
     timeouts_per_s: float
     events: int | None
     ranks: int
-    simulated: int
+    simulated_ranks: int
 
 
-def measured(mapping: dict[str, Any], *, times: int = 1, events: bool = False, limit: float = LIMIT) -> Measured:
+def measure_in_process(
+    mapping: dict[str, Any], *, times: int = 1, events: bool = False, timeout: float = TIME_LIMIT
+) -> RunMeasurement:
     """Simulate a scenario so many times in one new process; raise OutOfReachError where it does not get there."""
     job = json.dumps({"mapping": mapping, "times": times, "events": events})
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.isolated_process"],
-            input=job, capture_output=True, text=True, timeout=limit, check=False, cwd=ROOT,
+            input=job, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise OutOfReachError(f"over {limit:.0f} s") from None
-    if done.returncode and "MemoryError" in done.stderr:
-        raise OutOfReachError(f"over {MEMORY / 1e9:.0f} GB")
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return Measured(**json.loads(done.stdout))
+        raise ResourceLimitError(f"over {timeout:.0f} s") from None
+    if process.returncode and "MemoryError" in process.stderr:
+        raise ResourceLimitError(f"over {MEMORY_LIMIT / 1e9:.0f} GB")
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    return RunMeasurement(**json.loads(process.stdout))
 
 
-def best_measured(mapping: dict[str, Any], times: int = 3) -> Measured:
+def measure_best(mapping: dict[str, Any], times: int = 3) -> RunMeasurement:
     """The fastest of some runs, each in its own process; with the most memory of any."""
-    runs = [measured(mapping) for _ in range(times)]
+    runs = [measure_in_process(mapping) for _ in range(times)]
     fastest = min(runs, key=lambda run: run.seconds)
-    return Measured(**{**asdict(fastest), "peak_bytes": max(run.peak_bytes for run in runs)})
+    return RunMeasurement(**{**asdict(fastest), "peak_bytes": max(run.peak_bytes for run in runs)})
 
 
-class _Counted(deque[T]):
+class _CountingDeque(deque[ItemT]):
     """A queue that knows how often something was taken from its front."""
 
-    taken = 0
+    pop_count = 0
 
-    def popleft(self) -> T:
-        self.taken += 1
+    def popleft(self) -> ItemT:
+        self.pop_count += 1
         return super().popleft()
 
 
-def events_of(work: Callable[[], object]) -> int:
+def count_events(work: Callable[[], object]) -> int:
     """How many events all clocks let happen meanwhile."""
-    counted: list[_Counted[Any]] = []
+    deques: list[_CountingDeque[Any]] = []
 
-    def made() -> _Counted[Any]:
-        counted.append(_Counted())
-        return counted[-1]
+    def new_deque() -> _CountingDeque[Any]:
+        deques.append(_CountingDeque())
+        return deques[-1]
 
-    popped = mock.patch("clustersim.engine.kernel.environment.heappop", wraps=heappop)
-    with popped as later, mock.patch("clustersim.engine.kernel.environment.deque", made):
+    heappop_patch = mock.patch("clustersim.engine.kernel.environment.heappop", wraps=heappop)
+    with heappop_patch as heappop_mock, mock.patch("clustersim.engine.kernel.environment.deque", new_deque):
         work()
-    return later.call_count + sum(item.taken for item in counted)
+    return heappop_mock.call_count + sum(counting_deque.pop_count for counting_deque in deques)
 
 
-def _measure(mapping: dict[str, Any], times: int, events: bool) -> Measured:
+def _measure(mapping: dict[str, Any], times: int, events: bool) -> RunMeasurement:
     from clustersim import Scenario, simulate  # not in the parent
 
     scenario = Scenario.from_mapping(mapping)
@@ -105,29 +107,29 @@ def _measure(mapping: dict[str, Any], times: int, events: bool) -> Measured:
     def work() -> None:
         results[:] = [simulate(scenario)]
 
-    seconds, busy, timeouts = [], [], []
+    seconds, cpu_times, timeouts = [], [], []
     for _ in range(times):
-        timeouts.append(seconds_of(bare_timeouts))
+        timeouts.append(time_call(run_bare_timeouts))
         results.clear()
-        before = process_time()
-        seconds.append(seconds_of(work))
-        busy.append(process_time() - before)
+        start_time = process_time()
+        seconds.append(time_call(work))
+        cpu_times.append(process_time() - start_time)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
     result = results[0]
-    return Measured(
+    return RunMeasurement(
         seconds=min(seconds),
-        cpu_seconds=min(busy),
+        cpu_seconds=min(cpu_times),
         peak_bytes=peak,
         timeouts_per_s=TIMEOUTS / min(timeouts),
-        events=events_of(work) if events else None,
+        events=count_events(work) if events else None,
         ranks=result.ranks,
-        simulated=result.simulated_ranks,
+        simulated_ranks=result.simulated_ranks,
     )
 
 
 def main() -> None:
     """Read a job, print what was measured."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     print(json.dumps(asdict(_measure(**json.load(sys.stdin)))))
 
 

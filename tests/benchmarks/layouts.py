@@ -13,13 +13,13 @@ from time import process_time
 
 from clustersim import RenderedResult, Scenario, simulate
 from tests.benchmarks.cases import EXAMPLE, Mapping
-from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
+from tests.benchmarks.timing import TIMEOUTS, best_time, build_parser, run_bare_timeouts, write_figures
 
 GPUS = 512
-TIMES = 9  # that the example is simulated
+EXAMPLE_RUNS = 9  # that the example is simulated
 
 
-def start() -> Mapping:
+def base_scenario() -> Mapping:
     """What every layout is a change of."""
     return {
         "model": "llama3-70b",
@@ -30,46 +30,51 @@ def start() -> Mapping:
     }
 
 
-def layouts() -> Iterator[list[str]]:
+def layout_overrides() -> Iterator[list[str]]:
     """Overrides of each."""
     for tp, pp, data, batch in product((8, 4), (1, 2, 4, 8), ("zero1", "fsdp"), (512, 1024, 2048)):
         degrees = f"layout.tp={tp}", f"layout.pp={pp}", f"layout.dp={GPUS // tp // pp}"
         yield [*degrees, f"layout.data={data}", f"training.global_batch={batch}"]
 
 
-def read(result: RenderedResult) -> tuple[float, ...]:
+def compared_metrics(result: RenderedResult) -> tuple[float, ...]:
     """What a search compares."""
     return result.step_time, result.mfu(), result.peak_memory
 
 
-def busy(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[[], object]) -> float:
     """CPU seconds of some work."""
-    started = process_time()
+    start_time = process_time()
     work()
-    return process_time() - started
+    return process_time() - start_time
 
 
 def measure() -> dict[str, float]:
     """All figures by name."""
-    example, base = Scenario.load(EXAMPLE), Scenario.from_mapping(start())
-    read(simulate(example))
-    read(simulate(base))
-    seconds = [busy(lambda each=layout: read(simulate(base.with_overrides(each)))) for layout in layouts()]
+    example, base = Scenario.load(EXAMPLE), Scenario.from_mapping(base_scenario())
+    compared_metrics(simulate(example))
+    compared_metrics(simulate(base))
+    seconds = [
+        cpu_seconds(lambda overrides=overrides: compared_metrics(simulate(base.with_overrides(overrides))))
+        for overrides in layout_overrides()
+    ]
     return {
-        "simulate_405b_16k_warm_s": min(busy(lambda: read(simulate(example))) for _ in range(TIMES)),
+        "simulate_405b_16k_warm_s": min(
+            cpu_seconds(lambda: compared_metrics(simulate(example))) for _ in range(EXAMPLE_RUNS)
+        ),
         "layouts": len(seconds),
         "layouts_per_s": len(seconds) / sum(seconds),
         "layout_median_s": median(seconds),
         "layout_slowest_s": max(seconds),
-        "layouts_within_20_ms": sum(item <= 0.02 for item in seconds),
-        "bare_timeouts_per_s": TIMEOUTS / best(bare_timeouts),
+        "layouts_within_20_ms": sum(overrides <= 0.02 for overrides in seconds),
+        "bare_timeouts_per_s": TIMEOUTS / best_time(run_bare_timeouts),
     }
 
 
 def main() -> None:
     """Print the figures."""
-    options = parser_of("layouts", __doc__).parse_args()
-    show(measure(), options.json)
+    options = build_parser("layouts", __doc__).parse_args()
+    write_figures(measure(), options.json)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from tests.browser.conftest import BROWSER, PATIENCE, QUIET
+from tests.browser.conftest import BROWSER, CHROMIUM_FLAGS, TIMEOUT_MS
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
-CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+PAGE_CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "512": ("llama3_405b_16k.yaml", (
         "model={preset: llama3-8b, layers: 4}", "cluster.gpus=8", "layout={tp: 2, pp: 2, dp: 2}", "schedule=1f1b",
         "training.global_batch=4", "training.recompute=none",
@@ -33,61 +33,61 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "cluster.gpus=64", "layout.dp=1", "training.global_batch=800", "disturbances.jitter=2%",
     )),
 }  # fmt: skip
-ZOOMS: Final = (0.1, 0.01, 0.001, 1.0)  # parts of the step
-LINE: Final = "{:26} {:>10} {:>8} {:>9} {:>9} {:>9} {:>11}"
+ZOOM_FRACTIONS: Final = (0.1, 0.01, 0.001, 1.0)  # parts of the step
+ROW_FORMAT: Final = "{:26} {:>10} {:>8} {:>9} {:>9} {:>9} {:>11}"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class BenchmarkPage:
     """A page and what it holds. spans: kernels and collectives in it; wall: seconds that writing it took."""
 
     text: str
     spans: int
-    wall: float
+    write_seconds: float
 
 
-def page_of(file: str, changes: tuple[str, ...]) -> Page:
+def render_example(file: str, changes: tuple[str, ...]) -> BenchmarkPage:
     """The page of an example with changes."""
     result = simulate(Scenario.load(EXAMPLES / file, list(changes)))
-    started = perf_counter()
+    start_time = perf_counter()
     text = run_page(result)
-    wall = perf_counter() - started
+    write_seconds = perf_counter() - start_time
     timeline = build_timeline(result, select_ranks(result))
     kernels, spans = timeline.kernels, timeline.spans
     assert kernels is not None
-    inside = (kernels.first[1:] - kernels.first[:-1])[kernels.template[kernels.template >= 0]]
-    return Page(text, int(inside.sum() + (spans.lane > 0).sum()), wall)
+    kernel_counts = (kernels.first[1:] - kernels.first[:-1])[kernels.template[kernels.template >= 0]]
+    return BenchmarkPage(text, int(kernel_counts.sum() + (spans.lane > 0).sum()), write_seconds)
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
+def open_browser_page() -> Iterator[Any]:
     """A new page of the system's browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=BROWSER, args=QUIET.split())
-        page = running.new_context(viewport={"width": 1280, "height": 1000}).new_page()
-        page.set_default_timeout(PATIENCE)
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=CHROMIUM_FLAGS.split())
+        page = chromium.new_context(viewport={"width": 1280, "height": 1000}).new_page()
+        page.set_default_timeout(TIMEOUT_MS)
         yield page
-        running.close()
+        chromium.close()
 
 
-def opened(path: Path, figure: str) -> tuple[float, float, float]:
+def measure_page_load(path: Path, figure: str) -> tuple[float, float, float]:
     """Seconds until words are seen, until a figure is drawn, and of the longest zoom of it; nothing of no figure."""
-    with browser() as page:
-        started = perf_counter()
+    with open_browser_page() as page:
+        start_time = perf_counter()
         page.goto(path.as_uri(), wait_until="commit")
         if not figure:
             page.wait_for_load_state("load")
-            return 0.0, perf_counter() - started, 0.0
+            return 0.0, perf_counter() - start_time, 0.0
         page.wait_for_selector(f"#{figure}[data-drawn]", state="attached")
-        drawn = perf_counter() - started
+        drawn = perf_counter() - start_time
         page.wait_for_selector("html[data-ready=yes]", state="attached")
-        first = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1e3
-        return first, drawn, max(zoomed(page, figure, part) for part in ZOOMS)
+        first_paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1e3
+        return first_paint, drawn, max(measure_zoom(page, figure, fraction) for fraction in ZOOM_FRACTIONS)
 
 
-def zoomed(page: Any, figure: str, part: float) -> float:
+def measure_zoom(page: Any, figure: str, fraction: float) -> float:
     """Seconds from asking for a part of the step, in its middle, until it is drawn."""
     milliseconds: float = page.evaluate(
         """async ([name, part]) => {
@@ -99,26 +99,30 @@ def zoomed(page: Any, figure: str, part: float) -> float:
             await new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
             return performance.now() - begun;
         }""",
-        [figure, part],
+        [figure, fraction],
     )
     return milliseconds / 1e3
 
 
 def main() -> None:
     """Print a line for each size."""
-    print(LINE.format("spans in the page", "in all", "MB", "written", "words", "timeline", "slowest zoom"))
+    print(ROW_FORMAT.format("spans in the page", "in all", "MB", "written", "words", "timeline", "slowest zoom"))
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "page.html"
-        for name, case in CASES.items():
-            page = page_of(*case)
+        for name, case in PAGE_CASES.items():
+            page = render_example(*case)
             target.write_text(page.text, encoding="utf-8")
-            first, drawn, zoom = opened(target, "timeline")
-            words = (f"{item:.2f} s" for item in (page.wall, first, drawn, zoom))
-            print(LINE.format(name, f"{page.spans:,}", f"{len(page.text.encode()) / 1e6:.1f}", *words), flush=True)
+            first_paint, drawn, zoom = measure_page_load(target, "timeline")
+            times = (f"{seconds:.2f} s" for seconds in (page.write_seconds, first_paint, drawn, zoom))
+            print(
+                ROW_FORMAT.format(name, f"{page.spans:,}", f"{len(page.text.encode()) / 1e6:.1f}", *times), flush=True
+            )
         library = PLOTLY_PATH.read_text(encoding="utf-8")
         target.write_text(f"<!doctype html><body><script>{library}</script>", encoding="utf-8")
-        _, whole, _ = opened(target, "")
-        print(LINE.format("plotly.js alone", "", f"{len(library) / 1e6:.1f}", "", "", f"{whole:.2f} s", ""))
+        _, load_seconds, _ = measure_page_load(target, "")
+        print(
+            ROW_FORMAT.format("plotly.js alone", "", f"{len(library) / 1e6:.1f}", "", "", f"{load_seconds:.2f} s", "")
+        )
 
 
 if __name__ == "__main__":

@@ -10,42 +10,42 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from clustersim import Scenario
 from clustersim.planning.layouts import LayoutSearch, SearchSpace
 from tests.benchmarks.cases import EXAMPLE
-from tests.benchmarks.layouts import start
-from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
+from tests.benchmarks.layouts import base_scenario
+from tests.benchmarks.timing import TIMEOUTS, best_time, build_parser, run_bare_timeouts, write_figures
 
 WORKERS = 2
 
 
-def searched(name: str, scenario: Scenario) -> dict[str, float]:
+def search_figures(name: str, scenario: Scenario) -> dict[str, float]:
     """Figures of one search."""
-    found = LayoutSearch(SearchSpace.from_scenario(scenario), workers=WORKERS).run()
-    first = found.first_guess.step_time if found.first_guess is not None else float("nan")
+    result = LayoutSearch(SearchSpace.from_scenario(scenario), workers=WORKERS).run()
+    first_step_time = result.first_guess.step_time if result.first_guess is not None else float("nan")
     return {
-        f"{name}_combinations": found.candidates,
-        f"{name}_legal": len(found.bounded) + len(found.simulated),
-        f"{name}_simulated": len(found.simulated),
-        f"{name}_s": found.wall_seconds,
-        f"{name}_step_s": found.recommended.step_time,
-        f"{name}_first_guess_s": first,
+        f"{name}_combinations": result.candidates,
+        f"{name}_legal": len(result.bounded) + len(result.simulated),
+        f"{name}_simulated": len(result.simulated),
+        f"{name}_s": result.wall_seconds,
+        f"{name}_step_s": result.recommended.step_time,
+        f"{name}_first_guess_s": first_step_time,
     }
 
 
 def measure(*, deepseek: bool) -> dict[str, float]:
     """All figures by name."""
-    figures = searched("llama3_405b_16k", Scenario.load(EXAMPLE))
-    figures |= searched("llama3_70b_512", Scenario.from_mapping(start()))
+    figures = search_figures("llama3_405b_16k", Scenario.load(EXAMPLE))
+    figures |= search_figures("llama3_70b_512", Scenario.from_mapping(base_scenario()))
     if deepseek:
-        figures |= searched("deepseek_v3", Scenario.load(EXAMPLE.parent / "deepseek_v3.yaml"))
-    most = max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
-    return {**figures, "memory_mb": most / 1024, "bare_timeouts_per_s": TIMEOUTS / best(bare_timeouts)}
+        figures |= search_figures("deepseek_v3", Scenario.load(EXAMPLE.parent / "deepseek_v3.yaml"))
+    peak_kib = max(getrusage(target).ru_maxrss for target in (RUSAGE_SELF, RUSAGE_CHILDREN))
+    return {**figures, "memory_mb": peak_kib / 1024, "bare_timeouts_per_s": TIMEOUTS / best_time(run_bare_timeouts)}
 
 
 def main() -> None:
     """Print the figures."""
-    parser = parser_of("search", __doc__)
+    parser = build_parser("search", __doc__)
     parser.add_argument("--deepseek", action="store_true", help="search DeepSeek-V3's layouts, too")
     options = parser.parse_args()
-    show(measure(deepseek=options.deepseek), options.json)
+    write_figures(measure(deepseek=options.deepseek), options.json)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from clustersim import Scenario, simulate
 from tests.benchmarks.cases import EXAMPLE
-from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
+from tests.benchmarks.timing import TIMEOUTS, best_time, build_parser, run_bare_timeouts, write_figures
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
+def python_peak_bytes(work: Callable[[], object]) -> int:
     """The most that Python allocates meanwhile."""
     tracemalloc.start()
     work()
@@ -25,7 +25,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return peak
 
 
-def command(*arguments: str) -> Callable[[], object]:
+def cold_process(*arguments: str) -> Callable[[], object]:
     """A cold process."""
     return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
@@ -36,25 +36,26 @@ def measure() -> dict[str, float]:
     result = simulate(scenario)
     with tempfile.TemporaryDirectory() as folder:
         page = str(Path(folder) / "page.html")
-        cold = best(command("-m", "clustersim.cli", "run", str(EXAMPLE), "--html", page))
-    timeout = best(bare_timeouts) / TIMEOUTS
-    rows = len(result.trace)
+        cold = best_time(cold_process("-m", "clustersim.cli", "run", str(EXAMPLE), "--html", page))
+    timeout = best_time(run_bare_timeouts) / TIMEOUTS
+    event_count = len(result.trace)
     return {
-        "simulate_405b_16k_s": best(lambda: simulate(scenario)),
-        "simulate_405b_16k_peak_bytes": peak_bytes(lambda: simulate(scenario)),
-        "trace_rows": rows,
+        "simulate_405b_16k_s": best_time(lambda: simulate(scenario)),
+        "simulate_405b_16k_peak_bytes": python_peak_bytes(lambda: simulate(scenario)),
+        "trace_rows": event_count,
         "spans": result.operation_count,
         "bare_timeouts_per_s": 1 / timeout,
-        "bare_timeouts_of_trace_rows_s": rows * timeout,
+        "bare_timeouts_of_trace_rows_s": event_count * timeout,
         "run_html_cold_s": cold,
-        "import_clustersim_s": best(command("-c", "import clustersim")) - best(command("-c", "pass")),
+        "import_clustersim_s": best_time(cold_process("-c", "import clustersim"))
+        - best_time(cold_process("-c", "pass")),
     }
 
 
 def main() -> None:
     """Print the figures."""
-    options = parser_of("step", __doc__).parse_args()
-    show(measure(), options.json)
+    options = build_parser("step", __doc__).parse_args()
+    write_figures(measure(), options.json)
 
 
 if __name__ == "__main__":

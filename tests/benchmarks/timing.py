@@ -15,38 +15,38 @@ import simpy
 TIMEOUTS = 100_000
 
 
-def seconds_of(work: Callable[[], object]) -> float:
+def time_call(work: Callable[[], object]) -> float:
     """Wall time of one run."""
-    started = perf_counter()
+    start_time = perf_counter()
     work()
-    return perf_counter() - started
+    return perf_counter() - start_time
 
 
-def best(work: Callable[[], object], times: int = 3) -> float:
+def best_time(work: Callable[[], object], times: int = 3) -> float:
     """Seconds of the fastest of some runs."""
-    return min(seconds_of(work) for _ in range(times))
+    return min(time_call(work) for _ in range(times))
 
 
-def bare_timeouts(count: int = TIMEOUTS) -> None:
+def run_bare_timeouts(count: int = TIMEOUTS) -> None:
     """Let one simpy process wait `count` times."""
     environment = simpy.Environment()
 
-    def waits() -> simpy.events.ProcessGenerator:
+    def wait_repeatedly() -> simpy.events.ProcessGenerator:
         for _ in range(count):
             yield environment.timeout(1.0)
 
-    environment.process(waits())
+    environment.process(wait_repeatedly())
     environment.run()
 
 
-def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+def build_parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """Command line of a benchmark."""
     parser = argparse.ArgumentParser(prog=f"python -m tests.benchmarks.{module}", description=description)
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE, or to stdout for -")
     return parser
 
 
-def show(figures: Mapping[str, Any], target: str | None) -> bool:
+def write_figures(figures: Mapping[str, Any], target: str | None) -> bool:
     """Write figures where `--json` says; print them and say so where they are not the only thing on stdout."""
     text = json.dumps(figures, indent=2)
     if target == "-":

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = (
+CHROMIUM_FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-PATIENCE = 60_000  # milliseconds
+TIMEOUT_MS = 60_000  # milliseconds
 
 
 @dataclass
-class Opened:
+class BrowserPage:
     """A page that has been drawn. complaints: what its console said; requests: what it asked a network for."""
 
     page: Any
-    complaints: list[str] = field(default_factory=list)
+    console_messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def quiet(self) -> bool:
         """Whether it neither complained nor asked for anything."""
-        return not self.complaints and not self.requests
+        return not self.console_messages and not self.requests
 
     def js(self, script: str, argument: object = None) -> Any:
         """What a JavaScript function returns for an argument."""
@@ -48,10 +48,10 @@ class Opened:
         self.js("([name, change]) => Plotly.relayout(name, change).then(() => null)", [figure, change])
         self.until(lambda: self.drawn(figure) > before)
 
-    def until(self, true: Callable[[], bool]) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so; a page's policy forbids the driver's own way, which evaluates text."""
-        for _ in range(PATIENCE // 20):
-            if true():
+        for _ in range(TIMEOUT_MS // 20):
+            if condition():
                 return
             self.page.wait_for_timeout(20)
         raise TimeoutError("the page did not get there")
@@ -65,35 +65,35 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=QUIET.split())
+        browser = driver.chromium.launch(executable_path=BROWSER, args=CHROMIUM_FLAGS.split())
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def open_page(chromium: Any) -> Iterator[Callable[..., Opened]]:
+def open_page(chromium: Any) -> Iterator[Callable[..., BrowserPage]]:
     """Open a file: `open_page(path, width=1280, dark=False)`; returns when every figure is drawn."""
     with ExitStack() as stack:
 
-        def opened(path: Path, *, width: int = 1280, height: int = 1000, dark: bool = False) -> Opened:
+        def open_file(path: Path, *, width: int = 1280, height: int = 1000, dark: bool = False) -> BrowserPage:
             context = chromium.new_context(
                 viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
             )
             stack.callback(context.close)
             page = context.new_page()
-            page.set_default_timeout(PATIENCE)
-            seen = Opened(page)
-            page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: seen.complaints.append(f"error: {error}"))
-            page.on("request", lambda request: _note(seen, request.url, path))
+            page.set_default_timeout(TIMEOUT_MS)
+            browser_page = BrowserPage(page)
+            page.on("console", lambda message: browser_page.console_messages.append(f"{message.type}: {message.text}"))
+            page.on("pageerror", lambda error: browser_page.console_messages.append(f"error: {error}"))
+            page.on("request", lambda request: _record_request(browser_page, request.url, path))
             page.goto(path.as_uri())
             page.wait_for_selector("html[data-ready=yes]", state="attached")
-            return seen
+            return browser_page
 
-        yield opened
+        yield open_file
 
 
-def _note(seen: Opened, url: str, path: Path) -> None:
+def _record_request(browser_page: BrowserPage, url: str, path: Path) -> None:
     """Keep what is asked for beyond the page itself and what it holds."""
     if url != path.as_uri() and not url.startswith(("data:", "blob:")):
-        seen.requests.append(url)
+        browser_page.requests.append(url)

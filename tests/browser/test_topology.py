@@ -13,8 +13,8 @@ from clustersim.report.panels.topology import result_topology, topology_page, to
 
 pytestmark = pytest.mark.browser
 
-WORDS = "#topology .annotation-text"
-PLAN = {
+ANNOTATIONS = "#topology .annotation-text"
+BASE_MAPPING = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 32},
     "layout": {"tp": 8, "pp": 2, "dp": 2},
@@ -24,7 +24,7 @@ PLAN = {
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    result = simulate(Scenario.from_mapping(PLAN))
+    result = simulate(Scenario.from_mapping(BASE_MAPPING))
     network = build_network(result)
     assert network is not None
     path = tmp_path_factory.mktemp("network") / "page.html"
@@ -34,30 +34,30 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
-def test_cards_open_quietly_and_fit_the_screen(
+def test_panels_have_no_messages_and_fit_the_width(
     open_page: Callable[..., Any], page: Path, width: int, dark: bool
 ) -> None:
     opened = open_page(page, width=width, dark=dark)
-    assert opened.quiet(), opened.complaints + opened.requests
+    assert opened.quiet(), opened.console_messages + opened.requests
     assert opened.js("() => document.documentElement.scrollWidth") <= width
 
 
-def test_words_of_the_picture_do_not_lie_on_each_other(open_page: Callable[..., Any], page: Path) -> None:
+def test_annotations_do_not_overlap(open_page: Callable[..., Any], page: Path) -> None:
     for width in (1280, 390):
         opened = open_page(page.with_name("topology.html"), width=width)
-        assert opened.quiet(), opened.complaints + opened.requests
+        assert opened.quiet(), opened.console_messages + opened.requests
         boxes = opened.js(
-            f"() => [...document.querySelectorAll({WORDS!r})].map(e => e.getBoundingClientRect().toJSON())"
+            f"() => [...document.querySelectorAll({ANNOTATIONS!r})].map(e => e.getBoundingClientRect().toJSON())"
         )
         assert len(boxes) > 8
-        for place, one in enumerate(boxes):
-            for other in boxes[place + 1 :]:
-                across = min(one["right"], other["right"]) - max(one["left"], other["left"])
-                down = min(one["bottom"], other["bottom"]) - max(one["top"], other["top"])
-                assert across <= 1 or down <= 1
+        for index, first in enumerate(boxes):
+            for second in boxes[index + 1 :]:
+                overlap_width = min(first["right"], second["right"]) - max(first["left"], second["left"])
+                overlap_height = min(first["bottom"], second["bottom"]) - max(first["top"], second["top"])
+                assert overlap_width <= 1 or overlap_height <= 1
 
 
-def test_pointing_at_a_dot_tells_what_is_between_neighbours(open_page: Callable[..., Any], page: Path) -> None:
+def test_hover_text_of_axis_crossings(open_page: Callable[..., Any], page: Path) -> None:
     opened = open_page(page.with_name("topology.html"))
     dots = opened.page.locator("#topology .scatterlayer .points path")
     assert dots.count() >= 3
@@ -67,11 +67,11 @@ def test_pointing_at_a_dot_tells_what_is_between_neighbours(open_page: Callable[
     assert "between neighbours: NVLink" in opened.page.locator("#topology .hovertext").text_content()
 
 
-def test_pointing_at_the_heatmap_tells_the_tier_and_its_use(open_page: Callable[..., Any], page: Path) -> None:
+def test_hover_text_of_the_utilization_heatmap(open_page: Callable[..., Any], page: Path) -> None:
     opened = open_page(page)
     box = opened.page.locator("#network .nsewdrag").bounding_box()
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 8)
     opened.page.wait_for_selector("#network .hovertext")
-    told = opened.page.locator("#network .hovertext").text_content()
-    assert told.startswith("NVLink")
-    assert "% used" in told
+    hover_text = opened.page.locator("#network .hovertext").text_content()
+    assert hover_text.startswith("NVLink")
+    assert "% used" in hover_text

@@ -21,7 +21,7 @@ TRAINING = {
 }  # fmt: skip
 
 
-def scenario(model: dict[str, Any] = LLAMA, *overrides: str) -> Scenario:
+def small_scenario(model: dict[str, Any] = LLAMA, *overrides: str) -> Scenario:
     """One process of a small model, with overrides."""
     cluster = {"name": "laptop", "gpus": 1}
     mapping = {"name": "small", "model": model, "cluster": cluster, "training": TRAINING}
@@ -29,13 +29,13 @@ def scenario(model: dict[str, Any] = LLAMA, *overrides: str) -> Scenario:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """PyTorch computes with one thread: more of them wait for each other where other work runs."""
     import torch
 
-    threads = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(thread_count)

@@ -14,27 +14,27 @@ from calibrate.check.trainer import Trainer
 from calibrate.command import main
 
 
-def second() -> bool:
+def is_second_rank() -> bool:
     return torch.distributed.get_rank() == 1
 
 
-def fail(*_: Any) -> Any:
+def raise_out_of_memory(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def built(*given: Any) -> Trainer:
+def build_failing_trainer(*arguments: Any) -> Trainer:
     """The trainer, whose second rank fails."""
-    if second() and sys.argv[1] == "building":
-        fail()
-    trainer = build(*given)
-    if second():
-        trainer.weight_update.update_weights = fail  # type: ignore[method-assign]
+    if is_second_rank() and sys.argv[1] == "building":
+        raise_out_of_memory()
+    trainer = original_build(*arguments)
+    if is_second_rank():
+        trainer.weight_update.update_weights = raise_out_of_memory  # type: ignore[method-assign]
     return trainer
 
 
-build = training_setup.build_trainer
+original_build = training_setup.build_trainer
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    training_setup.build_trainer = built
+    training_setup.build_trainer = build_failing_trainer
     sys.exit(main(["--check", sys.argv[2], "--device", "cpu", "--set", "cluster.gpus=2", "--set", "layout.data=ddp"]))

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.calibrate.fake_gpu import Action, Chip, Clock, Gpu, Stream, Work
+from tests.calibrate.fake_gpu import Action, FakeChip, FakeKernel, VirtualClock, VirtualGpu, VirtualStream
 
 _MODULES = (  # whose clocks are patched, so they must be there
     "calibrate.devices.cuda",
@@ -45,43 +45,43 @@ class FakeEvent:
     """`torch.cuda.Event`: takes its time on the device when it is recorded, and says when that was."""
 
     def __init__(self, cuda: "FakeCuda", enable_timing: bool = False, **_: Any) -> None:
-        self._cuda, self._timed, self.at = cuda, enable_timing, None
+        self._cuda, self._is_timed, self.time = cuda, enable_timing, None
 
-    at: float | None
+    time: float | None
 
     def record(self, stream: "FakeStream | None" = None) -> None:
-        self._cuda.meet("event")
-        self.at = self._cuda.record(self._cuda.current if stream is None else stream.stream)
+        self._cuda.check_call("event")
+        self.time = self._cuda.record(self._cuda.current if stream is None else stream.stream)
 
     def elapsed_time(self, end: "FakeEvent") -> float:
-        if not (self._timed and end._timed):
+        if not (self._is_timed and end._is_timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self.at is None or end.at is None:
+        if self.time is None or end.time is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if end.at > self._cuda.clock.now:
+        if end.time > self._cuda.clock.now:
             raise RuntimeError("CUDA error: device not ready")
         resolution = self._cuda.chip.resolution
-        seconds = end.at - self.at
+        seconds = end.time - self.time
         if resolution:
-            seconds = (end.at // resolution - self.at // resolution) * resolution
+            seconds = (end.time // resolution - self.time // resolution) * resolution
         return 1e3 * seconds
 
     def query(self) -> bool:
-        return self.at is None or self.at <= self._cuda.clock.now
+        return self.time is None or self.time <= self._cuda.clock.now
 
     def synchronize(self) -> None:
-        self._cuda.clock.until(self.at or 0.0)
+        self._cuda.clock.wait_until(self.time or 0.0)
 
     def wait(self, stream: "FakeStream | None" = None) -> None:
-        waiting = self._cuda.current if stream is None else stream.stream
-        waiting.ready = max(waiting.ready, self.at or 0.0)
+        target = self._cuda.current if stream is None else stream.stream
+        target.ready_time = max(target.ready_time, self.time or 0.0)
 
 
 class FakeStream:
     """`torch.cuda.Stream`."""
 
     def __init__(
-        self, cuda: "FakeCuda", device: Any = None, priority: int = 0, *, stream: Stream | None = None
+        self, cuda: "FakeCuda", device: Any = None, priority: int = 0, *, stream: VirtualStream | None = None
     ) -> None:
         self._cuda, self.priority = cuda, priority
         self.stream = cuda.gpu(device).stream() if stream is None else stream
@@ -89,22 +89,22 @@ class FakeStream:
         self.device = torch.device("cuda", cuda.gpus.index(self.stream.gpu))
 
     def synchronize(self) -> None:
-        self._cuda.meet("synchronize")
-        self._cuda.clock.until(self.stream.ready)
+        self._cuda.check_call("synchronize")
+        self._cuda.clock.wait_until(self.stream.ready_time)
 
     def query(self) -> bool:
-        return self.stream.ready <= self._cuda.clock.now
+        return self.stream.ready_time <= self._cuda.clock.now
 
     def wait_stream(self, other: "FakeStream") -> None:
-        self.stream.ready = max(self.stream.ready, other.stream.ready)
+        self.stream.ready_time = max(self.stream.ready_time, other.stream.ready_time)
 
     def wait_event(self, event: FakeEvent) -> None:
         event.wait(self)
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
-        made = FakeEvent(self._cuda) if event is None else event
-        made.record(self)
-        return made
+        recorded = FakeEvent(self._cuda) if event is None else event
+        recorded.record(self)
+        return recorded
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FakeStream) and other.stream is self.stream
@@ -118,16 +118,16 @@ class FakeGraph:
 
     def __init__(self, cuda: "FakeCuda", **_: Any) -> None:
         self._cuda = cuda
-        self.works: list[Work] = []
+        self.kernels: list[FakeKernel] = []
 
     def replay(self) -> None:
-        self._cuda.meet("launch")
+        self._cuda.check_call("launch")
         self._cuda.clock.advance(self._cuda.chip.launch)
-        for work in self.works:
+        for work in self.kernels:
             self._cuda.current.gpu.run(self._cuda.current, work)
 
     def reset(self) -> None:
-        self.works.clear()
+        self.kernels.clear()
 
     def pool(self) -> tuple[int, int]:
         return (0, id(self))
@@ -136,44 +136,44 @@ class FakeGraph:
 class FakeCuda:
     """GPUs that can be reached, one of which is current."""
 
-    def __init__(self, *chips: Chip, seed: int = 1) -> None:
-        self.clock = Clock()
-        self.gpus = [Gpu(chip, self.clock) for chip in chips or (Chip(),)]
+    def __init__(self, *chips: FakeChip, seed: int = 1) -> None:
+        self.clock = VirtualClock()
+        self.gpus = [VirtualGpu(chip, self.clock) for chip in chips or (FakeChip(),)]
         self.calls: Counter[str] = Counter()
-        self._number = 0
-        self._streams: dict[int, Stream] = {}
+        self._device_index = 0
+        self._streams: dict[int, VirtualStream] = {}
         self._failing: list[tuple[str, int, BaseException, bool]] = []
         self._capturing: FakeGraph | None = None
         self._random = random.Random(seed)
 
     @property
-    def chip(self) -> Chip:
-        return self.gpus[self._number].chip
+    def chip(self) -> FakeChip:
+        return self.gpus[self._device_index].chip
 
     @property
-    def current(self) -> Stream:
+    def current(self) -> VirtualStream:
         """The current stream of the current device."""
-        return self._streams.get(self._number, self.gpus[self._number].default)
+        return self._streams.get(self._device_index, self.gpus[self._device_index].default)
 
-    def gpu(self, device: Any = None) -> Gpu:
+    def gpu(self, device: Any = None) -> VirtualGpu:
         """By its number, `torch.device`, or name; None: the current one."""
         return self.gpus[self._index(device)]
 
     def _index(self, device: Any) -> int:
         if isinstance(device, int):
-            return self._number if device < 0 else device
+            return self._device_index if device < 0 else device
         index = None if device is None else torch.device(device).index
-        return self._number if index is None else index
+        return self._device_index if index is None else index
 
     def fail(self, point: str, error: BaseException, *, call: int = 1, sticky: bool = False) -> None:
         """Raise an error the n-th time from now that this is asked for; sticky: and whenever anything is after it."""
         self._failing.append((point, self.calls[point] + call, error, sticky))
 
-    def meet(self, point: str) -> None:
+    def check_call(self, point: str) -> None:
         """Something is asked for."""
         self.calls[point] += 1
-        for planned in self._failing:
-            name, call, error, sticky = planned
+        for failure in self._failing:
+            name, call, error, sticky = failure
             if (name == point and self.calls[point] == call) or (name == "*"):
                 if sticky and name != "*":
                     self._failing.append(("*", 0, error, True))
@@ -182,37 +182,37 @@ class FakeCuda:
     def kernel(self, seconds: float, *, clocked: bool = True, load: float = 1.0) -> Action:
         """What launches a kernel of so many seconds at the boost clock; clocked: longer at a lower one."""
         cycles = seconds * self.chip.boost if clocked else 0.0
-        return lambda: self.launch(Work(cycles, 0.0 if clocked else seconds, load))
+        return lambda: self.launch(FakeKernel(cycles, 0.0 if clocked else seconds, load))
 
-    def launch(self, work: Work) -> None:
+    def launch(self, work: FakeKernel) -> None:
         """A kernel on the current stream, or into the graph that is captured."""
-        self.meet("launch")
+        self.check_call("launch")
         if self._capturing is not None:
-            self._capturing.works.append(work)
+            self._capturing.kernels.append(work)
             return
         self.clock.advance(self.chip.launch)
         self.current.gpu.run(self.current, work)
 
-    def record(self, stream: Stream) -> float:
+    def record(self, stream: VirtualStream) -> float:
         """An event on a stream; when it is over."""
         self.clock.advance(0.25 * stream.gpu.chip.launch)
-        stream.ready = max(stream.ready, self.clock.now) + self._random.uniform(*stream.gpu.chip.event)
-        return stream.ready
+        stream.ready_time = max(stream.ready_time, self.clock.now) + self._random.uniform(*stream.gpu.chip.event)
+        return stream.ready_time
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for all streams of a device."""
-        self.meet("synchronize")
+        self.check_call("synchronize")
         if self._capturing is not None:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        self.clock.until(self.gpu(device).done)
+        self.clock.wait_until(self.gpu(device).finish_time)
 
     def sleep(self, cycles: int) -> None:
         """A kernel that does nothing for so many cycles; it draws little power."""
-        self.launch(Work(cycles=float(cycles), load=0.2))
+        self.launch(FakeKernel(cycles=float(cycles), load=0.2))
 
     def allocate(self, size: float) -> None:
         """Memory for tensors; raise out of memory as PyTorch does."""
-        self.meet("allocate")
+        self.check_call("allocate")
         gpu = self.gpu()
         if gpu.allocated + size > gpu.chip.memory:
             raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / 2**20:.2f} MiB.")
@@ -220,16 +220,16 @@ class FakeCuda:
         gpu.peak = max(gpu.peak, gpu.allocated)
         gpu.reserved = max(gpu.reserved, gpu.allocated)
 
-    def free(self, size: float, gpu: Gpu) -> None:
+    def free(self, size: float, gpu: VirtualGpu) -> None:
         gpu.allocated -= size
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        before, self._number = self._number, self._index(device)
+        previous, self._device_index = self._device_index, self._index(device)
         try:
             yield
         finally:
-            self._number = before
+            self._device_index = previous
 
     @contextmanager
     def stream(self, stream: FakeStream | None) -> Iterator[None]:
@@ -237,18 +237,18 @@ class FakeCuda:
             yield
             return
         with self.device(stream.device):
-            before = self._streams.get(self._number)
-            self._streams[self._number] = stream.stream
+            previous = self._streams.get(self._device_index)
+            self._streams[self._device_index] = stream.stream
             try:
                 yield
             finally:
-                self._streams.pop(self._number)
-                if before is not None:
-                    self._streams[self._number] = before
+                self._streams.pop(self._device_index)
+                if previous is not None:
+                    self._streams[self._device_index] = previous
 
     @contextmanager
     def graph(self, graph: FakeGraph, *_: Any, **__: Any) -> Iterator[None]:
-        self.meet("graph")
+        self.check_call("graph")
         self._capturing = graph
         try:
             yield
@@ -260,7 +260,7 @@ class FakeCuda:
         return SimpleNamespace(
             name=chip.name,
             total_memory=int(chip.memory),
-            multi_processor_count=chip.units,
+            multi_processor_count=chip.sm_count,
             L2_cache_size=int(chip.cache),
             uuid=chip.uuid,
             major=chip.capability[0],
@@ -269,7 +269,7 @@ class FakeCuda:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeCuda":
         """Be `torch.cuda`, and the clock of calibrate's modules."""
-        for name, value in self._functions().items():
+        for name, value in self._torch_cuda_functions().items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         for name in _MODULES:
@@ -281,27 +281,27 @@ class FakeCuda:
             "sleep": self.clock.advance,
         }
         cuda, sensors = (importlib.import_module(f"calibrate.devices.{name}") for name in ("cuda", "sensors"))
-        for known in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
-            known.cache_clear()
+        for cached_function in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
+            cached_function.cache_clear()
         for name in (
             "calibrate.devices.load_generator",
             "calibrate.devices.telemetry_sampling",
             "calibrate.stages.stage_telemetry",
         ):
-            monkeypatch.setattr(sys.modules[name], "repeated", self._repeated)
-        for module in [item for name, item in sys.modules.items() if name.split(".")[0] == "calibrate"]:
+            monkeypatch.setattr(sys.modules[name], "repeated", self._run_periodically)
+        for module in [module_ for name, module_ in sys.modules.items() if name.split(".")[0] == "calibrate"]:
             for name, clock in clocks.items():
                 if getattr(module, name, None) is getattr(time, name):
                     monkeypatch.setattr(module, name, clock)
         return self
 
-    def _functions(self) -> dict[str, Any]:
+    def _torch_cuda_functions(self) -> dict[str, Any]:
         return {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "init": lambda: None,
             "device_count": lambda: len(self.gpus),
-            "current_device": lambda: self._number,
+            "current_device": lambda: self._device_index,
             "set_device": self._set_device,
             "device": self.device,
             "Event": partial(FakeEvent, self),
@@ -309,14 +309,14 @@ class FakeCuda:
             "CUDAGraph": partial(FakeGraph, self),
             "graph": self.graph,
             "stream": self.stream,
-            "current_stream": lambda device=None: FakeStream(self, stream=self._stream_of(device)),
+            "current_stream": lambda device=None: FakeStream(self, stream=self._current_stream(device)),
             "default_stream": lambda device=None: FakeStream(self, stream=self.gpu(device).default),
             "synchronize": self.synchronize,
             "_sleep": self.sleep,
             "get_device_properties": self.properties,
             "get_device_name": lambda device=None: self.gpu(device).chip.name,
             "get_device_capability": lambda device=None: self.gpu(device).chip.capability,
-            "mem_get_info": self._memory,
+            "mem_get_info": self._memory_info,
             "memory_allocated": lambda device=None: int(self.gpu(device).allocated),
             "memory_reserved": lambda device=None: int(self.gpu(device).reserved),
             "max_memory_allocated": lambda device=None: int(self.gpu(device).peak),
@@ -325,17 +325,17 @@ class FakeCuda:
             "is_current_stream_capturing": lambda: self._capturing is not None,
         }
 
-    def _repeated(self, action: Action, between: float) -> Action:
-        return self.clock.every(between, action)
+    def _run_periodically(self, action: Action, interval: float) -> Action:
+        return self.clock.run_periodically(interval, action)
 
-    def _stream_of(self, device: Any) -> Stream:
-        number = self._index(device)
-        return self._streams.get(number, self.gpus[number].default)
+    def _current_stream(self, device: Any) -> VirtualStream:
+        index = self._index(device)
+        return self._streams.get(index, self.gpus[index].default)
 
     def _set_device(self, device: Any) -> None:
-        self._number = self._index(device)
+        self._device_index = self._index(device)
 
-    def _memory(self, device: Any = None) -> tuple[int, int]:
+    def _memory_info(self, device: Any = None) -> tuple[int, int]:
         gpu = self.gpu(device)
         return int(gpu.chip.memory - gpu.reserved), int(gpu.chip.memory)
 

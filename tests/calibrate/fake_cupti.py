@@ -16,7 +16,7 @@ from torch.autograd.profiler_util import Interval, Kernel
 from torch.profiler import ProfilerActivity, record_function
 
 from tests.calibrate.fake_cuda import FakeCuda
-from tests.calibrate.fake_gpu import Stream, Work
+from tests.calibrate.fake_gpu import FakeKernel, VirtualStream
 
 _KERNEL = "fake::kernel/"
 _PROFILE = torch.profiler.profile
@@ -32,7 +32,7 @@ class FakeCupti:
         monkeypatch.setattr(self._gpu, "run", self.run_steps)
         monkeypatch.setattr(torch.profiler, "profile", self.profile_steps)
 
-    def run_steps(self, stream: Stream, work: Work) -> None:
+    def run_steps(self, stream: VirtualStream, work: FakeKernel) -> None:
         """A kernel, which the profile has where the operator is that launches it."""
         if self.spans is None:
             self._run(stream, work)
@@ -43,8 +43,8 @@ class FakeCupti:
 
     def profile_steps(self, activities: Any, **options: Any) -> "_Profile":
         """`torch.profiler.profile`."""
-        known = ProfilerActivity.CUDA in activities
-        return _Profile(self if known else None, _PROFILE(activities=[ProfilerActivity.CPU], **options))
+        has_cuda = ProfilerActivity.CUDA in activities
+        return _Profile(self if has_cuda else None, _PROFILE(activities=[ProfilerActivity.CPU], **options))
 
 
 class _Profile:
@@ -73,25 +73,27 @@ class _Profile:
 
 
 def _with_kernels(events: list[Any], spans: list[tuple[float, float, float]]) -> list[Any]:
-    kept = [event for event in events if not event.name.startswith(_KERNEL)]
+    kernel_events = [event for event in events if not event.name.startswith(_KERNEL)]
     for event in events:
         if event.name.startswith(_KERNEL):
-            number = int(event.name.removeprefix(_KERNEL))
-            launched, start, end = spans[number]
-            where = SimpleNamespace(launcher=event.cpu_parent, number=number)
-            kept.append(_linked(where, "cudaLaunchKernel", DeviceType.CPU, (launched, launched)))
-            kept.append(_linked(where, "kernel", DeviceType.CUDA, (start, end)))
+            correlation_id = int(event.name.removeprefix(_KERNEL))
+            launch_time, start, end = spans[correlation_id]
+            correlation = SimpleNamespace(launcher=event.cpu_parent, number=correlation_id)
+            kernel_events.append(
+                _device_event(correlation, "cudaLaunchKernel", DeviceType.CPU, (launch_time, launch_time))
+            )
+            kernel_events.append(_device_event(correlation, "kernel", DeviceType.CUDA, (start, end)))
             if event.cpu_parent is not None:
                 event.cpu_parent.kernels.append(Kernel("kernel", 0, 1e6 * (end - start)))
                 event.cpu_parent.cpu_children.remove(event)
-    return kept
+    return kernel_events
 
 
-def _linked(where: Any, name: str, device: DeviceType, span: tuple[float, float]) -> Any:
+def _device_event(correlation: Any, name: str, device: DeviceType, span: tuple[float, float]) -> Any:
     """A kernel, or the call that launched it: both have its number, and the operator's."""
     return SimpleNamespace(
         name=name,
-        id=where.number,
+        id=correlation.number,
         device_type=device,
         cpu_parent=None,
         cpu_children=[],

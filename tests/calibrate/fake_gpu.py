@@ -3,7 +3,7 @@
 The host's clock moves when the host launches, waits or works; a kernel begins when it was launched and its stream is
 free, and lasts as long as its work takes at the SM clock of that moment. The clock falls from `boost` to `sustained`
 with the heat, which follows the load with one time constant, so that a burst is fast and an hour is not. What another
-thread would do is done at its moments by the host's clock (`Clock.every`), so that every run is the same.
+thread would do is done at its moments by the host's clock (`run_periodically`), so that every run is the same.
 """
 
 import math
@@ -13,54 +13,54 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 Action = Callable[[], None]
-SOON = 1e-4  # seconds after which a thread that does not sleep is on again
-QUEUE = 1024  # launches that a stream takes in before the host must wait
+MIN_TIMER_INTERVAL = 1e-4  # seconds after which a thread that does not sleep is on again
+MAX_PENDING_LAUNCHES = 1024  # launches that a stream takes in before the host must wait
 
 
-class Clock:
+class VirtualClock:
     """The host's, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._others: list[_Other] = []
-        self._within = False
+        self._timers: list[_VirtualTimer] = []
+        self._in_callback = False
 
     def advance(self, seconds: float) -> None:
         """So many seconds pass; what others do at their moments meanwhile takes the host no time."""
-        until = self.now + seconds
-        while not self._within and self._others:
-            other = min(self._others, key=lambda each: each.due)
-            if other.due > until:
+        end_time = self.now + seconds
+        while not self._in_callback and self._timers:
+            timer = min(self._timers, key=lambda candidate: candidate.due_time)
+            if timer.due_time > end_time:
                 break
-            self.now, self._within = max(self.now, other.due), True
-            here = self.now
+            self.now, self._in_callback = max(self.now, timer.due_time), True
+            call_time = self.now
             try:
-                other.action()
+                timer.action()
             finally:
-                other.due = max(self.now + other.interval, here + SOON)
-                self.now, self._within = here, False
-        self.now = max(self.now, until)
+                timer.due_time = max(self.now + timer.interval, call_time + MIN_TIMER_INTERVAL)
+                self.now, self._in_callback = call_time, False
+        self.now = max(self.now, end_time)
 
-    def until(self, moment: float) -> None:
+    def wait_until(self, time: float) -> None:
         """Wait for it, if it has not come yet."""
-        self.advance(max(0.0, moment - self.now))
+        self.advance(max(0.0, time - self.now))
 
-    def every(self, interval: float, action: Action) -> Action:
+    def run_periodically(self, interval: float, action: Action) -> Action:
         """What a thread does that sleeps so long before each time; what is returned ends it."""
-        other = _Other(self.now + max(interval, SOON), interval, action)
-        self._others.append(other)
-        return lambda: self._others.remove(other) if other in self._others else None
+        timer = _VirtualTimer(self.now + max(interval, MIN_TIMER_INTERVAL), interval, action)
+        self._timers.append(timer)
+        return lambda: self._timers.remove(timer) if timer in self._timers else None
 
 
 @dataclass(eq=False)
-class _Other:
-    due: float
+class _VirtualTimer:
+    due_time: float
     interval: float
     action: Action
 
 
 @dataclass(frozen=True)
-class Chip:
+class FakeChip:
     """What a GPU is. event: seconds that each takes on the device, from and to; launch: seconds of the host's.
 
     resolution: of what events say; heat: seconds in which all but 1/e of a change of load has come through.
@@ -69,7 +69,7 @@ class Chip:
     name: str = "NVIDIA H100 80GB HBM3"
     uuid: str = "11111111-2222-3333-4444-555555555555"
     memory: float = 80 * 2.0**30
-    units: int = 132
+    sm_count: int = 132
     cache: float = 50 * 2.0**20
     capability: tuple[int, int] = (9, 0)
     boost: float = 1.98e9
@@ -79,7 +79,7 @@ class Chip:
     bandwidth: float = 3.0e12
     cache_bandwidth: float = 9.0e12
     link: float = 5.0e10
-    least: float = 2e-6  # seconds of any kernel
+    min_kernel_seconds: float = 2e-6  # seconds of any kernel
     event: tuple[float, float] = (1e-6, 3e-6)
     resolution: float = 0.0
     launch: float = 4e-6
@@ -90,7 +90,7 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Work:
+class FakeKernel:
     """What a kernel does: cycles of the SMs, bytes from memory or seconds of anything else, whichever lasts longest.
 
     load: part of the power that it draws; reads, writes: (what, bytes) that pass through the cache.
@@ -104,7 +104,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class State:
+class FakeGpuState:
     """A GPU at a moment. load: 0 while it waits."""
 
     clock: float
@@ -114,131 +114,133 @@ class State:
 
 
 @dataclass(eq=False)
-class Stream:
+class VirtualStream:
     """Kernels one after the other. ready: when the last is done."""
 
-    gpu: "Gpu"
-    ready: float = 0.0
+    gpu: "VirtualGpu"
+    ready_time: float = 0.0
     pending: deque[float] = field(default_factory=deque)
 
 
 @dataclass
-class Cache:
+class VirtualCache:
     """The last cache: what was used last is in it; what was written is written back when it is driven out."""
 
     size: float
-    held: OrderedDict[int, tuple[float, bool]] = field(default_factory=OrderedDict)
-    used: float = 0.0
+    entries: OrderedDict[int, tuple[float, bool]] = field(default_factory=OrderedDict)
+    used_bytes: float = 0.0
 
-    def passes(self, what: int, size: float, *, dirty: bool) -> tuple[float, float]:
+    def access(self, key: int, size: float, *, dirty: bool) -> tuple[float, float]:
         """Bytes between cache and memory, and bytes that were there, when so many bytes of something are used."""
-        before, was_dirty = self.held.pop(what, (0.0, False))
-        kept = min(size, self.size)
-        hit = min(before, size) if size <= self.size else 0.0
-        moved = 0.0 if dirty else size - hit
-        moved += size - kept if dirty else 0.0  # what does not fit is written through
-        self.held[what] = kept, dirty or was_dirty
-        self.used += kept - before
-        return moved + self._driven_out(), hit
+        cached, was_dirty = self.entries.pop(key, (0.0, False))
+        new_size = min(size, self.size)
+        hit = min(cached, size) if size <= self.size else 0.0
+        memory_bytes = 0.0 if dirty else size - hit
+        memory_bytes += size - new_size if dirty else 0.0  # what does not fit is written through
+        self.entries[key] = new_size, dirty or was_dirty
+        self.used_bytes += new_size - cached
+        return memory_bytes + self._evict(), hit
 
-    def _driven_out(self) -> float:
-        written = 0.0
-        over = self.used - self.size
-        self.used = min(self.used, self.size)
-        while over > 0.0:
-            oldest, (size, dirty) = next(iter(self.held.items()))
-            gone = min(over, size)
-            written += gone * dirty
-            over -= gone
-            if gone == size:
-                del self.held[oldest]
+    def _evict(self) -> float:
+        written_bytes = 0.0
+        excess = self.used_bytes - self.size
+        self.used_bytes = min(self.used_bytes, self.size)
+        while excess > 0.0:
+            oldest, (size, dirty) = next(iter(self.entries.items()))
+            evicted = min(excess, size)
+            written_bytes += evicted * dirty
+            excess -= evicted
+            if evicted == size:
+                del self.entries[oldest]
             else:
-                self.held[oldest] = size - gone, dirty
-        return written
+                self.entries[oldest] = size - evicted, dirty
+        return written_bytes
 
 
-class Gpu:
+class VirtualGpu:
     """A GPU that works."""
 
-    def __init__(self, chip: Chip, clock: Clock) -> None:
+    def __init__(self, chip: FakeChip, clock: VirtualClock) -> None:
         self.chip, self.clock = chip, clock
-        self.cache = Cache(chip.cache)
-        self.default = Stream(self)
+        self.cache = VirtualCache(chip.cache)
+        self.default = VirtualStream(self)
         self.streams = [self.default]
         self.allocated = self.peak = self.reserved = 0.0
-        self.slowing = 0.0  # part by which a kernel takes longer while another stream works
-        self._heat, self._at = 0.0, 0.0
+        self.slowdown = 0.0  # part by which a kernel takes longer while another stream works
+        self._heat, self._heat_time = 0.0, 0.0
         self._starts: list[float] = []
         self._spans: list[tuple[float, float, float]] = []  # end, heat at the start, load
 
-    def stream(self) -> Stream:
+    def stream(self) -> VirtualStream:
         """One more stream."""
-        self.streams.append(Stream(self))
+        self.streams.append(VirtualStream(self))
         return self.streams[-1]
 
     def frequency(self, heat: float) -> float:
         """Hertz of the SMs at that heat, of 0 to 1."""
         return self.chip.boost - (self.chip.boost - self.chip.sustained) * heat
 
-    def run(self, stream: Stream, work: Work) -> None:
+    def run(self, stream: VirtualStream, work: FakeKernel) -> None:
         """A kernel, launched now."""
-        if len(stream.pending) >= QUEUE:
-            self.clock.until(stream.pending.popleft())
-        start = max(stream.ready, self.clock.now)
-        self._pass(start, 0.0)
+        if len(stream.pending) >= MAX_PENDING_LAUNCHES:
+            self.clock.wait_until(stream.pending.popleft())
+        start = max(stream.ready_time, self.clock.now)
+        self._update_heat(start, 0.0)
         seconds = self._seconds(work)
-        others = max((item.ready for item in self.streams if item is not stream), default=0.0)
-        end = start + seconds + self.slowing * min(seconds, max(0.0, others - start))
+        others_ready = max((other.ready_time for other in self.streams if other is not stream), default=0.0)
+        end = start + seconds + self.slowdown * min(seconds, max(0.0, others_ready - start))
         self._starts.append(start)
         self._spans.append((end, self._heat, work.load))
-        self._pass(end, work.load)
-        stream.ready = end
+        self._update_heat(end, work.load)
+        stream.ready_time = end
         stream.pending.append(end)
 
-    def _seconds(self, work: Work) -> float:
-        chip, moved, hits = self.chip, 0.0, 0.0
-        for dirty, used in ((False, work.reads), (True, work.writes)):
-            for what, size in used:
-                missed, hit = self.cache.passes(what, size, dirty=dirty)
-                moved, hits = moved + missed, hits + hit
-        memory = moved / chip.bandwidth + hits / chip.cache_bandwidth
+    def _seconds(self, work: FakeKernel) -> float:
+        chip, memory_bytes, cache_bytes = self.chip, 0.0, 0.0
+        for dirty, accesses in ((False, work.reads), (True, work.writes)):
+            for key, size in accesses:
+                miss, hit = self.cache.access(key, size, dirty=dirty)
+                memory_bytes, cache_bytes = memory_bytes + miss, cache_bytes + hit
+        memory = memory_bytes / chip.bandwidth + cache_bytes / chip.cache_bandwidth
         return max(work.cycles / self.frequency(self._heat), work.seconds, memory)
 
-    def _pass(self, until: float, load: float) -> None:
-        if until > self._at:
-            self._heat = load + (self._heat - load) * math.exp((self._at - until) / self.chip.heat)
-            self._at = until
+    def _update_heat(self, time: float, load: float) -> None:
+        if time > self._heat_time:
+            self._heat = load + (self._heat - load) * math.exp((self._heat_time - time) / self.chip.heat)
+            self._heat_time = time
 
-    def state(self, moment: float) -> State:
+    def state_at(self, time: float) -> FakeGpuState:
         """How it was at a moment that has been simulated, or is, with nothing to do, later."""
-        place = bisect_right(self._starts, moment) - 1
-        if place < 0:
-            return self._state(0.0, 0.0)
-        start, (end, heat, load) = self._starts[place], self._spans[place]
-        heat = load + (heat - load) * math.exp((start - min(moment, end)) / self.chip.heat)
-        if moment <= end:
-            return self._state(heat, load)
-        return self._state(heat * math.exp((end - moment) / self.chip.heat), 0.0)
+        index = bisect_right(self._starts, time) - 1
+        if index < 0:
+            return self._make_state(0.0, 0.0)
+        start, (end, heat, load) = self._starts[index], self._spans[index]
+        heat = load + (heat - load) * math.exp((start - min(time, end)) / self.chip.heat)
+        if time <= end:
+            return self._make_state(heat, load)
+        return self._make_state(heat * math.exp((end - time) / self.chip.heat), 0.0)
 
-    def _state(self, heat: float, load: float) -> State:
+    def _make_state(self, heat: float, load: float) -> FakeGpuState:
         chip = self.chip
-        return State(self.frequency(heat), heat, load, chip.idle_w + (chip.limit_w - chip.idle_w) * load)
+        return FakeGpuState(self.frequency(heat), heat, load, chip.idle_w + (chip.limit_w - chip.idle_w) * load)
 
     @property
-    def done(self) -> float:
+    def finish_time(self) -> float:
         """When all streams are."""
-        return max(stream.ready for stream in self.streams)
+        return max(stream.ready_time for stream in self.streams)
 
-    def loaded(self, since: float, until: float) -> float:
+    def busy_fraction(self, start_time: float, end_time: float) -> float:
         """The part of that time in which something ran."""
         spans = zip(self._starts, (end for end, *_ in self._spans), strict=True)
-        return _covered((max(start, since), min(end, until)) for start, end in spans) / (until - since)
+        return _union_seconds((max(start, start_time), min(end, end_time)) for start, end in spans) / (
+            end_time - start_time
+        )
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    covered, reached = 0.0, -math.inf
+def _union_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    covered, last_end = 0.0, -math.inf
     for start, end in sorted(spans):
-        if end > max(start, reached):
-            covered += end - max(start, reached)
-            reached = end
+        if end > max(start, last_end):
+            covered += end - max(start, last_end)
+            last_end = end
     return covered

@@ -17,10 +17,13 @@ from clustersim.cost.calibration_record import (
     TelemetrySample,
 )
 
-CHAIN = (InSituSample("matmul fp32", 20, isolated=2e-3, in_chain=1.8e-3), InSituSample("rmsnorm fp32", 4, 1e-3, 1.2e-3))
-HOST = (HostLaunchSample(HostState.EAGER, 9e-6, 14e-6, (50, 100)),)
-STEPS = (HoldoutStep("2 layers", predicted=0.98, measured=1.0), HoldoutStep("microbatch 1", 1.03, 1.0))
-SOAKED = tuple(
+IN_SITU_SAMPLES = (
+    InSituSample("matmul fp32", 20, isolated=2e-3, in_chain=1.8e-3),
+    InSituSample("rmsnorm fp32", 4, 1e-3, 1.2e-3),
+)
+HOST_SAMPLES = (HostLaunchSample(HostState.EAGER, 9e-6, 14e-6, (50, 100)),)
+HOLDOUT_STEPS = (HoldoutStep("2 layers", predicted=0.98, measured=1.0), HoldoutStep("microbatch 1", 1.03, 1.0))
+BURN_IN_SAMPLES = tuple(
     TelemetrySample(
         float(second), "soak", DeviceTelemetry(1980.0 - 40.0 * second, 2619.0, 600.0 + 10.0 * second, 60.0, throttled)
     )
@@ -28,45 +31,47 @@ SOAKED = tuple(
 )
 
 
-class StandIns:
+class FakeStages:
     """The entry points of the parts. asked: how often each was; records: from which steps were predicted."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.call_counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
         self.records: list[CalibrationRecord] = []
-        self.fails: dict[str, Exception] = {}
+        self.errors: dict[str, Exception] = {}
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> "StandIns":
-        for part, name in (("chain", "chain_rows"), ("host", "host_rows"), ("residual", "step_rows")):
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeStages":
+        for stage, name in (("chain", "chain_rows"), ("host", "host_rows"), ("residual", "step_rows")):
             module = SimpleNamespace(**{name: getattr(self, name)})
-            monkeypatch.setitem(sys.modules, f"calibrate.{part}.measure", module)
-            if f"calibrate.{part}" not in sys.modules:
-                monkeypatch.setitem(sys.modules, f"calibrate.{part}", SimpleNamespace(measure=module))
-        monkeypatch.setattr("calibrate.stages.burn_in_stage.burn_in", self.soak)
+            monkeypatch.setitem(sys.modules, f"calibrate.{stage}.measure", module)
+            if f"calibrate.{stage}" not in sys.modules:
+                monkeypatch.setitem(sys.modules, f"calibrate.{stage}", SimpleNamespace(measure=module))
+        monkeypatch.setattr("calibrate.stages.burn_in_stage.burn_in", self.burn_in)
         return self
 
-    def soak(self, _device: Any, seconds: float, _say: Any) -> tuple[TelemetrySample, ...]:
-        self._count("soak", seconds)
-        return SOAKED
+    def burn_in(self, _device: Any, seconds: float, _notify: Any) -> tuple[TelemetrySample, ...]:
+        self._count_call("soak", seconds)
+        return BURN_IN_SAMPLES
 
-    def chain_rows(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[InSituSample, ...]:
-        self._count("chain", seconds)
-        return CHAIN
+    def measure_in_situ(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[InSituSample, ...]:
+        self._count_call("chain", seconds)
+        return IN_SITU_SAMPLES
 
-    def host_rows(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[HostLaunchSample, ...]:
-        self._count("host", seconds)
-        return HOST
+    def measure_host_launches(
+        self, _scenario: Any, _device: Any, seconds: float, **_: Any
+    ) -> tuple[HostLaunchSample, ...]:
+        self._count_call("host", seconds)
+        return HOST_SAMPLES
 
-    def step_rows(
+    def measure_holdout_steps(
         self, _scenario: Any, _device: Any, record: CalibrationRecord, seconds: float
     ) -> tuple[HoldoutStep, ...]:
-        self._count("residual", seconds)
+        self._count_call("residual", seconds)
         self.records.append(record)
-        return STEPS
+        return HOLDOUT_STEPS
 
-    def _count(self, part: str, seconds: float) -> None:
-        self.asked[part] += 1
-        self.seconds[part] = seconds
-        if part in self.fails:
-            raise self.fails[part]
+    def _count_call(self, stage: str, seconds: float) -> None:
+        self.call_counts[stage] += 1
+        self.seconds[stage] = seconds
+        if stage in self.errors:
+            raise self.errors[stage]

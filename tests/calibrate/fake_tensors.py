@@ -20,66 +20,66 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from calibrate.kernels.formulas import compiled
 from tests.calibrate.fake_cuda import FakeCuda
-from tests.calibrate.fake_gpu import Work
+from tests.calibrate.fake_gpu import FakeKernel
 
 _META = torch.device("meta")
 _IS_CUDA, _DEVICE = Tensor.is_cuda.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
-_NUMBERS = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.tolist)
-_SPEED = {torch.float32: 1 / 16, torch.float64: 1 / 16, torch.float8_e4m3fn: 2.0, torch.float8_e5m2: 2.0}
-_SPEED[torch.float4_e2m1fn_x2] = 4.0
-_SCALED = {"aten._scaled_mm_v2", "aten._scaled_grouped_mm"}
-_FREE = {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "aten.empty_like", "aten._unsafe_view"}
+_SCALAR_METHODS = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.tolist)
+_RELATIVE_SPEED = {torch.float32: 1 / 16, torch.float64: 1 / 16, torch.float8_e4m3fn: 2.0, torch.float8_e5m2: 2.0}
+_RELATIVE_SPEED[torch.float4_e2m1fn_x2] = 4.0
+_SCALED_MATMULS = {"aten._scaled_mm_v2", "aten._scaled_grouped_mm"}
+_FREE_OPS = {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "aten.empty_like", "aten._unsafe_view"}
 
 
 @contextmanager
-def on(cuda: FakeCuda) -> Iterator[FakeCuda]:
+def fake_cuda_tensors(cuda: FakeCuda) -> Iterator[FakeCuda]:
     """While this lasts, tensors of `cuda` can be made and computed with."""
     compiled.cache_clear()
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch, "compile", _uncompiled))
-        stack.enter_context(_Places(cuda))
-        stack.enter_context(_Kernels(cuda))
+        stack.enter_context(mock.patch.object(torch, "compile", _skip_compile))
+        stack.enter_context(_MetaDeviceMode(cuda))
+        stack.enter_context(_FakeKernelMode(cuda))
         yield cuda
     compiled.cache_clear()
 
 
-def _uncompiled(function: Any = None, **_: Any) -> Any:
-    return function if function is not None else _uncompiled
+def _skip_compile(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _skip_compile
 
 
-class _Places(TorchFunctionMode):
+class _MetaDeviceMode(TorchFunctionMode):
     """What is asked to be on `cuda` is on `meta`; copies from and to the host; numbers."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
         self._cuda = cuda
         self._host = WeakTensorKeyDictionary()
-        numbers = dict.fromkeys(_NUMBERS, self._number)  # what is answered here, where it is not None
+        scalar_handlers = dict.fromkeys(_SCALAR_METHODS, self._scalar)  # what is answered here, where it is not None
         getters = {_IS_CUDA: self._is_cuda, _DEVICE: self._device}
-        self._answers: dict[Any, Callable[..., Any]] = {
-            **numbers,
+        self._handlers: dict[Any, Callable[..., Any]] = {
+            **scalar_handlers,
             **getters,
             Tensor.copy_: self._copy,
-            Tensor.random_: self._drawn,
+            Tensor.random_: self._random,
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.device:
             return func(*args, **(kwargs or {}))
-        given = {name: _placed(value) for name, value in (kwargs or {}).items()}
-        if func is Tensor.pin_memory or given.pop("pin_memory", False):
-            self._cuda.meet("pinned")
-            return self._pinned(func, args, given)
-        own = self._answers.get(func)
-        if own is not None and args and isinstance(args[0], Tensor):
-            answer = own(*args)
-            if answer is not None:
-                return answer
+        meta_kwargs = {name: _to_meta(value) for name, value in (kwargs or {}).items()}
+        if func is Tensor.pin_memory or meta_kwargs.pop("pin_memory", False):
+            self._cuda.check_call("pinned")
+            return self._pinned(func, args, meta_kwargs)
+        handler = self._handlers.get(func)
+        if handler is not None and args and isinstance(args[0], Tensor):
+            result = handler(*args)
+            if result is not None:
+                return result
         if func is Tensor.cuda:
             func, args = Tensor.to, (args[0], _META)
-        return func(*map(_placed, args), **given)
+        return func(*map(_to_meta, args), **meta_kwargs)
 
-    def _number(self, tensor: Tensor) -> float | None:
+    def _scalar(self, tensor: Tensor) -> float | None:
         if not tensor.is_meta:
             return None
         self._cuda.synchronize()
@@ -95,66 +95,68 @@ class _Places(TorchFunctionMode):
         if self._on_host(target) is self._on_host(source):
             return None
         size = target.numel() * target.element_size()
-        self._cuda.launch(Work(seconds=size / self._cuda.chip.link, load=0.1))
+        self._cuda.launch(FakeKernel(seconds=size / self._cuda.chip.link, load=0.1))
         return target
 
-    def _drawn(self, tensor: Tensor) -> Tensor | None:
+    def _random(self, tensor: Tensor) -> Tensor | None:
         return tensor if tensor in self._host else None
 
-    def _pinned(self, func: Any, args: Any, given: dict[str, Any]) -> Tensor:
+    def _pinned(self, func: Any, args: Any, options: dict[str, Any]) -> Tensor:
         """Memory of the host, of which nothing is kept but its size."""
-        made = args[0].send_counts("meta") if func is Tensor.pin_memory else func(*args, **given | {"device": _META})
-        self._host[made] = None
-        return made
+        tensor = (
+            args[0].send_counts("meta") if func is Tensor.pin_memory else func(*args, **options | {"device": _META})
+        )
+        self._host[tensor] = None
+        return tensor
 
     def _on_host(self, tensor: Tensor) -> bool:
         return not tensor.is_meta or tensor in self._host
 
 
-def _placed(value: Any) -> Any:
-    named = isinstance(value, str) and value.split(":")[0] == "cuda"
-    return _META if named or (isinstance(value, torch.device) and value.type == "cuda") else value
+def _to_meta(value: Any) -> Any:
+    is_cuda_name = isinstance(value, str) and value.split(":")[0] == "cuda"
+    return _META if is_cuda_name or (isinstance(value, torch.device) and value.type == "cuda") else value
 
 
-class _Kernels(TorchDispatchMode):
+class _FakeKernelMode(TorchDispatchMode):
     """Every operation on `meta` is a kernel, and its results take memory."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
         self._cuda = cuda
-        self._known: dict[int, Any] = {}
+        self._finalizers: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        asked = str(func).rpartition(".")[0]
-        found = _tensors((args, given))
-        if found:
-            self._cuda.meet(asked)
-        result = func(*args, **given)
-        made = _tensors(result)
-        if not (found or made):
+        options = kwargs or {}
+        op_name = str(func).rpartition(".")[0]
+        inputs = _meta_tensors((args, options))
+        if inputs:
+            self._cuda.check_call(op_name)
+        result = func(*args, **options)
+        outputs = _meta_tensors(result)
+        if not (inputs or outputs):
             return result
-        for tensor in made:
-            self._hold(tensor)
-        if not (func.is_view or asked in _FREE):
-            self._cuda.launch(_work(self._cuda, func, (args, given, result)))
+        for tensor in outputs:
+            self._allocate(tensor)
+        if not (func.is_view or op_name in _FREE_OPS):
+            self._cuda.launch(_kernel_work(self._cuda, func, (args, options, result)))
         return result
 
-    def _hold(self, tensor: Tensor) -> None:
+    def _allocate(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._known:
+        if key in self._finalizers:
             return
         size, gpu = -(-storage.nbytes() // 512) * 512.0, self._cuda.gpu()
         self._cuda.allocate(size)
-        self._known[key] = weakref.finalize(storage, self._release, key, size, gpu)
+        self._finalizers[key] = weakref.finalize(storage, self._release, key, size, gpu)
 
     def _release(self, key: int, size: float, gpu: Any) -> None:
-        self._known.pop(key, None)
+        self._finalizers.pop(key, None)
         self._cuda.free(size, gpu)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _meta_tensors(tree: Any) -> list[Tensor]:
     """Those on the GPU in arguments or results."""
     if isinstance(tree, Tensor):
         return [tree] if tree.is_meta else []
@@ -162,41 +164,41 @@ def _tensors(tree: Any) -> list[Tensor]:
         tree = tree.values()
     elif not isinstance(tree, (list, tuple)):
         return []
-    return [tensor for item in tree for tensor in _tensors(item)]
+    return [tensor for item in tree for tensor in _meta_tensors(item)]
 
 
-def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> Work:
+def _kernel_work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> FakeKernel:
     args, kwargs, result = call
-    chip, inputs, outputs = cuda.chip, _tensors((args, kwargs)), _tensors(result)
+    chip, inputs, outputs = cuda.chip, _meta_tensors((args, kwargs)), _meta_tensors(result)
     count = flop_registry.get(func._overloadpacket)
     flops = _scaled_flops(func, args)
     if count is not None:
-        plain = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
+        options = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
         shapes = [arg for arg in args if not isinstance(arg, torch.dtype)]
-        flops = float(count(*shapes, **plain, out_val=result))
+        flops = float(count(*shapes, **options, out_val=result))
     dtype = min(inputs or outputs, key=Tensor.element_size).dtype  # what is added to products may be wider
-    speed = _SPEED.get(dtype, 1.0)
+    speed = _RELATIVE_SPEED.get(dtype, 1.0)
     if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         speed = 0.5
-    written = {output.untyped_storage()._cdata for output in outputs}
-    return Work(
+    written = {tensor.untyped_storage()._cdata for tensor in outputs}
+    return FakeKernel(
         cycles=flops / (chip.flop_per_cycle * speed),
-        seconds=chip.least,
+        seconds=chip.min_kernel_seconds,
         load=1.0 if flops else 0.6,
-        reads=tuple(_used(item) for item in inputs if item.untyped_storage()._cdata not in written),
-        writes=tuple(_used(element) for element in outputs),
+        reads=tuple(_access(tensor) for tensor in inputs if tensor.untyped_storage()._cdata not in written),
+        writes=tuple(_access(tensor) for tensor in outputs),
     )
 
 
 def _scaled_flops(func: Any, args: Any) -> float:
     """Of products whose operands have scales, which `torch.utils.flop_counter` does not know."""
-    if str(func).rpartition(".")[0] not in _SCALED:
+    if str(func).rpartition(".")[0] not in _SCALED_MATMULS:
         return 0.0
     a, b = args[:2]
     packed = 2 if a.dtype is torch.float4_e2m1fn_x2 else 1
     return 2.0 * packed * a.shape[0] * a.shape[1] * b.shape[-1]
 
 
-def _used(tensor: Tensor) -> tuple[int, float]:
+def _access(tensor: Tensor) -> tuple[int, float]:
     storage = tensor.untyped_storage()
     return storage._cdata, float(min(tensor.numel() * tensor.element_size(), storage.nbytes()))

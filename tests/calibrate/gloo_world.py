@@ -29,99 +29,110 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample
 from clustersim.program.task import CollectiveType
-from tests.calibrate.check_scenarios import LLAMA, scenario
+from tests.calibrate.check_scenarios import LLAMA, small_scenario
 
-CPU = torch.device("cpu")
+CPU_DEVICE = torch.device("cpu")
 SIZE = 4096.0
-UNEVEN = ((0.5, 0.5, 1.0, 2.0), (0.0, 4.0, 0.0, 0.0))
-MIXTURE = ("model.experts={count: 8, top_k: 2, ffn: 48, shared: 32}", "model.layers=1", "training.microbatch=1")
+IMBALANCED_SHARES = ((0.5, 0.5, 1.0, 2.0), (0.0, 4.0, 0.0, 0.0))
+MOE_OVERRIDES = ("model.experts={count: 8, top_k: 2, ffn: 48, shared: 32}", "model.layers=1", "training.microbatch=1")
 
 
 def main(output: Path) -> None:
     warnings.simplefilter("error")
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
-    seen: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with process_group_session("gloo", torch.device("cpu")):
-        seen["nodes"] = current_world().node_count
-        seen["all"] = rows(
+        results["nodes"] = current_world().node_count
+        results["all"] = measure_samples(
             [
-                CollectiveCall(collective_type, SIZE, *shape)
+                CollectiveCall(collective, SIZE, *shape)
                 for shape in ((2, 1), (4, 2))
-                for collective_type in possible(shape)
+                for collective in supported_collectives(shape)
             ]
         )
-        seen["idle"] = rows(
+        results["idle"] = measure_samples(
             [
                 CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 3, 1),
                 CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 2, 2),
             ]
         )
-        narrow = [CollectiveCall(item, SIZE, 4, 2, DType.BF16) for item in CollectiveType if item.is_reduction]
-        seen["narrow"] = rows(narrow)
-        seen["uneven"] = rows(
-            [CollectiveCall(CollectiveType.ALL_TO_ALL, SIZE, 4, 2, shares=element) for element in UNEVEN]
+        low_precision_calls = [
+            CollectiveCall(collective, SIZE, 4, 2, DType.BF16)
+            for collective in CollectiveType
+            if collective.is_reduction
+        ]
+        results["narrow"] = measure_samples(low_precision_calls)
+        results["uneven"] = measure_samples(
+            [CollectiveCall(CollectiveType.ALL_TO_ALL, SIZE, 4, 2, shares=shares) for shares in IMBALANCED_SHARES]
         )
-        seen["experts"] = experts_apart()
-        seen["skipped"] = skipped()
-        seen["short"] = [short(step) for step in ("check", "expect", "measure")]
-        seen["beside"] = together()
-        seen["wrong"] = [wrong(entry) for entry in (CollectiveType.ALL_REDUCE, CollectiveType.ALL_TO_ALL)]
+        results["experts"] = expert_gradient_errors()
+        results["skipped"] = skip_reasons()
+        results["short"] = [out_of_memory_reasons(step) for step in ("check", "expect", "measure")]
+        results["beside"] = interference_results()
+        results["wrong"] = [wrong_result_error(item) for item in (CollectiveType.ALL_REDUCE, CollectiveType.ALL_TO_ALL)]
         if dist.get_rank() == 0:
-            output.write_text(json.dumps(seen), encoding="utf-8")
+            output.write_text(json.dumps(results), encoding="utf-8")
 
 
-def experts_apart() -> dict[str, float]:
+def expert_gradient_errors() -> dict[str, float]:
     """Gradients of experts spread over four ranks, less those of one rank that has all of them and all tokens.
 
     The largest difference of each weight, over the largest gradient.
     """
     ranks = dist.get_world_size()
     layout = f"layout={{ep: {ranks}, data: ddp}}"
-    spread = build_trainer(scenario(LLAMA, *MIXTURE, f"cluster={{name: dgx-h100, gpus: {ranks}}}", layout), CPU)
-    alone = build_trainer(scenario(LLAMA, *MIXTURE), CPU)
-    whole = {name: weight.detach() for name, weight in spread.model.module.named_parameters()}
-    mine = expert_parameters(spread.model.module)
-    for name, weight in alone.model.named_parameters():
-        weight.data.copy_(torch.cat(gathered(whole[name])) if name in mine else whole[name])
+    distributed = build_trainer(
+        small_scenario(LLAMA, *MOE_OVERRIDES, f"cluster={{name: dgx-h100, gpus: {ranks}}}", layout), CPU_DEVICE
+    )
+    single = build_trainer(small_scenario(LLAMA, *MOE_OVERRIDES), CPU_DEVICE)
+    weights = {name: weight.detach() for name, weight in distributed.model.module.named_parameters()}
+    local_experts = expert_parameters(distributed.model.module)
+    for name, weight in single.model.named_parameters():
+        weight.data.copy_(torch.cat(all_gather(weights[name])) if name in local_experts else weights[name])
     generator = torch.Generator().manual_seed(3)
     tokens, targets = (torch.randint(128, (ranks, 1, 32), generator=generator) for _ in range(2))
-    alone.run_passes(TrainingBatch(tokens, targets), PhaseTimer(CPU))
-    here = slice(dist.get_rank(), dist.get_rank() + 1)
-    spread.run_passes(TrainingBatch(tokens[here], targets[here]), PhaseTimer(CPU))
-    wanted = {name: weight.grad for name, weight in alone.model.named_parameters()}
-    found = {
-        name: torch.cat(gathered(weight.grad)) if name in mine else weight.grad
-        for name, weight in spread.model.module.named_parameters()
+    single.run_passes(TrainingBatch(tokens, targets), PhaseTimer(CPU_DEVICE))
+    batch_slice = slice(dist.get_rank(), dist.get_rank() + 1)
+    distributed.run_passes(TrainingBatch(tokens[batch_slice], targets[batch_slice]), PhaseTimer(CPU_DEVICE))
+    expected = {name: weight.grad for name, weight in single.model.named_parameters()}
+    gradients = {
+        name: torch.cat(all_gather(weight.grad)) if name in local_experts else weight.grad
+        for name, weight in distributed.model.module.named_parameters()
     }
-    norms = [float(trainer.weight_update._gradient_norm()) for trainer in (spread, alone)]
-    apart = {name: float((found[name] - item).abs().max() / item.abs().max()) for name, item in wanted.items()}
-    return {**apart, "norm": abs(norms[0] / norms[1] - 1.0)}
+    norms = [float(trainer.weight_update._gradient_norm()) for trainer in (distributed, single)]
+    errors = {
+        name: float((gradients[name] - gradient).abs().max() / gradient.abs().max())
+        for name, gradient in expected.items()
+    }
+    return {**errors, "norm": abs(norms[0] / norms[1] - 1.0)}
 
 
-def gathered(part: torch.Tensor) -> list[torch.Tensor]:
+def all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Every rank's tensor."""
-    every = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, part.contiguous())
-    return every
+    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(tensors, tensor.contiguous())
+    return tensors
 
 
-def possible(shape: tuple[int, int]) -> list[CollectiveType]:
-    each_call = (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing)
-    return [item for item in each_call if item is not CollectiveType.SEND_RECV or shape[0] == 2]
+def supported_collectives(shape: tuple[int, int]) -> list[CollectiveType]:
+    unrouted = (collective for collective in CollectiveType if not collective.is_token_routing)
+    return [collective for collective in unrouted if collective is not CollectiveType.SEND_RECV or shape[0] == 2]
 
 
-def rows(calls: list[CollectiveCall]) -> list[list[Any]]:
+def measure_samples(calls: list[CollectiveCall]) -> list[list[Any]]:
     """All rows, which every rank must see alike."""
-    measured = measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01)
-    mine = [row.time.seconds for row in measured]
-    others: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(others, mine)
-    assert all(other == mine for other in others)
-    return [[row.call.collective.value, row.call.ranks, row.call.nodes, row.time.seconds] for row in measured]
+    samples = measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01)
+    local_seconds = [sample.time.seconds for sample in samples]
+    all_seconds: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_seconds, local_seconds)
+    assert all(other == local_seconds for other in all_seconds)
+    return [
+        [sample.call.collective.value, sample.call.ranks, sample.call.nodes, sample.time.seconds] for sample in samples
+    ]
 
 
-def skipped() -> list[str]:
+def skip_reasons() -> list[str]:
     """Why calls were not measured."""
     reasons: list[str] = []
 
@@ -139,7 +150,7 @@ def skipped() -> list[str]:
     return reasons
 
 
-def together() -> list[list[Any]]:
+def interference_results() -> list[list[Any]]:
     """Kernels beside calls of groups in and across nodes, which every rank must see alike; and what cannot be run."""
     kernels = [square_matmul(DType.FP32, 64), square_matmul(DType.FP8, 64)]
     gather, send = (
@@ -147,55 +158,55 @@ def together() -> list[list[Any]]:
         CollectiveCall(CollectiveType.SEND_RECV, SIZE, 2, 1),
     )
     calls = [gather, send, CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 8, 1)]
-    found = list(
+    samples = list(
         measure_interference([(kernel, call) for call in calls for kernel in kernels], find_device("cpu"), rounds=1)
     )
-    mine = [
-        item.reason if isinstance(item, SkippedCall) else [item.beside, item.kernel_slowdown, item.comm_slowdown]
-        for item in found
+    local_results = [
+        sample.reason
+        if isinstance(sample, SkippedCall)
+        else [sample.beside, sample.kernel_slowdown, sample.comm_slowdown]
+        for sample in samples
     ]
-    others: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(others, mine)
-    assert all(other == mine for other in others)
-    return mine
+    all_results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_results, local_results)
+    assert all(other == local_results for other in all_results)
+    return local_results
 
 
-def short(step: str) -> list[str]:
+def out_of_memory_reasons(step: str) -> list[str]:
     """Why a call is left out when the fourth rank alone has no memory for its check, its result, or its buffers."""
-    does = torch_collectives._PREPARERS[CollectiveType.ALL_GATHER]
+    original = torch_collectives._PREPARERS[CollectiveType.ALL_GATHER]
 
-    def refused() -> torch.Tensor:
+    def raise_out_of_memory() -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
 
-    def lacking(member: torch_collectives.GroupMember, payload: float) -> torch_collectives.PreparedCollective:
-        call, checked = does(member, payload), payload != SIZE
+    def without_memory(member: torch_collectives.GroupMember, payload: float) -> torch_collectives.PreparedCollective:
+        call, checked = original(member, payload), payload != SIZE
         if dist.get_rank() != 3 or (step == "measure") == checked:
             return call
         return torch_collectives.PreparedCollective(
-            call.iteration, call.result, refused if step == "expect" else refused()
+            call.iteration, call.result, raise_out_of_memory if step == "expect" else raise_out_of_memory()
         )
 
-    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, CollectiveType.ALL_GATHER: lacking}
-    reasons = [
-        skipped_call.reason for skipped_call in [*passed_over([CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]
-    ]
-    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, CollectiveType.ALL_GATHER: does}
+    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, CollectiveType.ALL_GATHER: without_memory}
+    reasons = [skip.reason for skip in [*skipped_calls([CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]]
+    torch_collectives._PREPARERS = {**torch_collectives._PREPARERS, CollectiveType.ALL_GATHER: original}
     return reasons
 
 
-def passed_over(calls: list[CollectiveCall]) -> list[SkippedCall]:
+def skipped_calls(calls: list[CollectiveCall]) -> list[SkippedCall]:
     """Calls that were not measured."""
-    left: list[CollectiveSample | SkippedCall] = []
-    measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01, on_result=left.append)
-    return [item for item in left if isinstance(item, SkippedCall)]
+    results: list[CollectiveSample | SkippedCall] = []
+    measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01, on_result=results.append)
+    return [result for result in results if isinstance(result, SkippedCall)]
 
 
-def wrong(collective: CollectiveType) -> str:
+def wrong_result_error(collective: CollectiveType) -> str:
     """What is said of a collective that does nothing in one group."""
-    does = torch_collectives._PREPARERS[collective]
+    original = torch_collectives._PREPARERS[collective]
 
     def broken(member: torch_collectives.GroupMember, payload: float) -> torch_collectives.PreparedCollective:
-        call = does(member, payload)
+        call = original(member, payload)
         result = call.result
         assert result is not None
         return torch_collectives.PreparedCollective(call.iteration, result + (dist.get_rank() == 3), call.expected)

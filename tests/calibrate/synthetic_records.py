@@ -26,56 +26,58 @@ from clustersim.validation.kernels import flash_kernel
 CONDITIONS = MeasurementConditions(date="2026-01-01", command="synthetic", method="drawn from the model with noise")
 
 
-def record_of(
+def synthetic_record(
     accelerator: Accelerator, kernels: Iterable[Kernel], *, noise: float = 0.0, seed: int = 0
 ) -> CalibrationRecord:
     """A record of what these kernels take on an accelerator, each with its own log-normal noise."""
     roofline, random = Roofline(accelerator), np.random.default_rng(seed)
-    rows = tuple(
-        row(kernel, roofline.time_kernel(kernel).seconds * float(np.exp(noise * random.standard_normal())))
+    samples = tuple(
+        kernel_sample(kernel, roofline.time_kernel(kernel).seconds * float(np.exp(noise * random.standard_normal())))
         for kernel in kernels
     )
     device = DeviceInfo(accelerator.name, accelerator.description, compute_units=accelerator.compute_units)
-    return CalibrationRecord(device, CONDITIONS, rows, launch_interval=accelerator.efficiency.launch_interval)
+    return CalibrationRecord(device, CONDITIONS, samples, launch_interval=accelerator.efficiency.launch_interval)
 
 
-def row(kernel: Kernel, seconds: float) -> KernelSample:
+def kernel_sample(kernel: Kernel, seconds: float) -> KernelSample:
     """A kernel that was measured once to take so long."""
     if kernel.shape is None:
         raise ValueError(kernel.name)
     time = TimeStatistics(seconds, seconds, seconds, 1)
-    known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
-    return KernelSample(*known, time)
+    fields = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
+    return KernelSample(*fields, time)
 
 
-def matmul(m: int, n: int, k: int, dtype: DType = DType.BF16) -> Kernel:
+def sized_matmul(m: int, n: int, k: int, dtype: DType = DType.BF16) -> Kernel:
     """A product."""
     return matmul_kernel("matmul", dtype, MatmulShape(m, n, k), result_bytes=2.0)
 
 
-def matmuls(sizes: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
+def sized_matmuls(sizes: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
     """Every product of these sizes."""
-    yield from (matmul(m, n, k, dtype) for m in sizes for n in sizes for k in sizes)
+    yield from (sized_matmul(m, n, k, dtype) for m in sizes for n in sizes for k in sizes)
 
 
-def streams(rows: Sequence[int], widths: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
+def memory_bound_kernels(
+    token_counts: Sequence[int], widths: Sequence[int], dtype: DType = DType.BF16
+) -> Iterator[Kernel]:
     """Norm and activation, forward and backward, fused and not."""
-    both = (True, False)
-    routines = [memory_bound.norm_spec(Norm.RMSNORM, fused=fused) for fused in both]
-    routines += [memory_bound.activation_spec(MlpType.SWIGLU, fused=fused) for fused in both]
-    for routine in routines:
-        for count in rows:
+    fused_values = (True, False)
+    operators = [memory_bound.norm_spec(Norm.RMSNORM, fused=fused) for fused in fused_values]
+    operators += [memory_bound.activation_spec(MlpType.SWIGLU, fused=fused) for fused in fused_values]
+    for operator in operators:
+        for tokens in token_counts:
             for width in widths:
-                yield from stream(routine, routine.shape_for(count, width), dtype)
+                yield from operator_kernels(operator, operator.shape_for(tokens, width), dtype)
 
 
-def stream(routine: MemoryBoundSpec, shape: MemoryBoundShape, dtype: DType) -> Iterator[Kernel]:
+def operator_kernels(operator: MemoryBoundSpec, shape: MemoryBoundShape, dtype: DType) -> Iterator[Kernel]:
     """One routine over one shape, both ways."""
-    yield routine.forward_kernel("stream", dtype, shape)
-    yield from routine.backward_kernels("stream", dtype, shape)
+    yield operator.forward_kernel("stream", dtype, shape)
+    yield from operator.backward_kernels("stream", dtype, shape)
 
 
-def attentions(sequences: Sequence[int], heads: int = 16, head_dim: int = 128) -> Iterator[Kernel]:
+def attention_kernels(sequences: Sequence[int], heads: int = 16, head_dim: int = 128) -> Iterator[Kernel]:
     """Flash attention of these lengths, with a causal mask and without, both ways."""
     for length in sequences:
         for causal in (True, False):

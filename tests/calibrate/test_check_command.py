@@ -10,7 +10,7 @@ import yaml
 
 from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
-from tests.calibrate.check_scenarios import LLAMA, TRAINING, one_thread, scenario
+from tests.calibrate.check_scenarios import LLAMA, TRAINING, single_thread, small_scenario
 
 torch = pytest.importorskip("torch")
 
@@ -20,8 +20,8 @@ from calibrate.check_command import add_arguments, command  # noqa: E402 - torch
 
 
 @pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    with one_thread():
+def _single_thread() -> Iterator[None]:
+    with single_thread():
         yield
 
 
@@ -38,35 +38,35 @@ def path(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_one_process_cannot_train_two_ranks(path: str) -> None:
+def test_fewer_processes_than_ranks_are_refused(path: str) -> None:
     with pytest.raises(InputError, match=r"2 ranks.*1 process.*torchrun --nproc-per-node 2 -m calibrate --check"):
         command(_options("--check", path, "--set", "cluster.gpus=2"))
 
 
 def test_more_processes_than_ranks_are_refused() -> None:
     with pytest.raises(InputError, match="1 ranks, and this is 4 processes; start one"):
-        resolve_world(scenario(), {"WORLD_SIZE": "4"})
+        resolve_world(small_scenario(), {"WORLD_SIZE": "4"})
 
 
-def test_a_gpu_that_is_not_there_is_refused(path: str) -> None:
+def test_missing_gpu_is_refused(path: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(InputError, match="--device cpu"):
         command(_options("--check", path, "--device", "cuda"))
 
 
-def test_without_torch_it_says_how_to_install_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_advises_installation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibrate.torch_requirement.find_spec", lambda _name: None)
     with pytest.raises(InputError, match="pip install"):
         command(_options("--check", path))
 
 
-def test_fused_formulas_are_for_gpus(path: str) -> None:
+def test_fused_kernels_are_refused_on_a_cpu(path: str) -> None:
     with pytest.raises(InputError, match=r"training.fused: rotary: .* set it to false"):
         command(_options("--check", path, "--device", "cpu", "--set", "training.fused=true"))
 
 
-def test_steps_must_be_asked_for(path: str) -> None:
+def test_zero_steps_are_refused(path: str) -> None:
     with pytest.raises(InputError, match="--steps: 0"):
         command(_options("--check", path, "--steps", "0"))
 
@@ -106,40 +106,43 @@ def test_steps_must_be_asked_for(path: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:
+def test_unsupported_scenarios_are_refused(overrides: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        require_supported(scenario(LLAMA, *overrides))
+        require_supported(small_scenario(LLAMA, *overrides))
 
 
-def test_a_model_is_cut_to_the_layers_that_fit() -> None:
+def test_layer_count_is_reduced_to_fit_memory() -> None:
     from calibrate.check.prediction import peak_allocated
 
-    given = scenario(LLAMA, "model.layers=6")
-    room = MemoryBudget(peak_allocated(scenario(LLAMA, "model.layers=4")))
-    assert fit_layer_count(given, room, None).model.layer_count == 4
-    assert fit_layer_count(given, room, 3).model.layer_count == 3
-    assert fit_layer_count(given, MemoryBudget(2 * room.training_bytes), None) is given
+    scenario = small_scenario(LLAMA, "model.layers=6")
+    budget = MemoryBudget(peak_allocated(small_scenario(LLAMA, "model.layers=4")))
+    assert fit_layer_count(scenario, budget, None).model.layer_count == 4
+    assert fit_layer_count(scenario, budget, 3).model.layer_count == 3
+    assert fit_layer_count(scenario, MemoryBudget(2 * budget.training_bytes), None) is scenario
     with pytest.raises(InputError, match=r"with only 1 layers needs .* make it smaller"):
-        fit_layer_count(given, MemoryBudget(1.0), None)
+        fit_layer_count(scenario, MemoryBudget(1.0), None)
 
 
-def test_what_is_trained_leaves_room_to_measure_every_kernel() -> None:
+def test_training_leaves_memory_to_measure_every_kernel() -> None:
     """Half of the memory at most, and with the largest kernel (an update of many weights) no more than all of it."""
     from calibrate.check.prediction import peak_allocated
     from calibrate.kernels.pytorch_ops import allocated_bytes
 
-    wide = ("model.layers=6", "model.hidden=128", "model.ffn=512", "model.vocab=512", "training.microbatch=1")
-    given, cpu = scenario(LLAMA, *wide), torch.device("cpu")
-    for times, whole in ((1.5, False), (1.9, False), (2.5, True)):
-        free = times * peak_allocated(given)
-        cut = fit_layer_count(given, MemoryBudget.shared_with_kernels(free, cpu), None)
-        peak, largest = peak_allocated(cut), max(allocated_bytes(kernel, cpu) for kernel in distinct_kernels(cut))
+    overrides = ("model.layers=6", "model.hidden=128", "model.ffn=512", "model.vocab=512", "training.microbatch=1")
+    scenario, cpu = small_scenario(LLAMA, *overrides), torch.device("cpu")
+    for ratio, is_full_model in ((1.5, False), (1.9, False), (2.5, True)):
+        free = ratio * peak_allocated(scenario)
+        truncated = fit_layer_count(scenario, MemoryBudget.shared_with_kernels(free, cpu), None)
+        peak, largest = (
+            peak_allocated(truncated),
+            max(allocated_bytes(kernel, cpu) for kernel in distinct_kernels(truncated)),
+        )
         assert peak <= free / 2.0
         assert largest <= 0.8 * (free - peak)
-        assert (cut.model.layer_count == given.model.layer_count) is whole
+        assert (truncated.model.layer_count == scenario.model.layer_count) is is_full_model
 
 
-def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> None:
+def test_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> None:
     from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, MeasurementConditions
     from clustersim.cost.record_file import write_record
 
@@ -153,17 +156,17 @@ def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_step_of_one_process_takes_what_is_predicted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_process_step_matches_its_prediction(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Real steps beside the prediction from kernels measured between them.
 
     Wide, a factor of 1.6: the machine is shared, and kernels of a model this small are not much longer than autograd's
     own work. `python -m tests.benchmarks.check` prints the errors of larger ones.
     """
-    wider = ["model.hidden=256", "model.ffn=704", "model.heads=4", "model.kv_heads=4", "model.head_dim=64"]
-    sizes = [*wider, "model.vocab=1024", "model.max_positions=256", "training.sequence=128"]
-    changes = [word for change in sizes for word in ("--set", change)]
-    command(_options("--check", path, "--steps", "2", "--json", "-", *changes))
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["provenance_share"]["measured"] == pytest.approx(1.0)
-    assert 1 / 1.6 < answer["predicted_s"] / answer["measured_s"] < 1.6
-    assert answer["predicted_peak_bytes"] == pytest.approx(answer["measured_peak_bytes"], rel=0.1)
+    model_overrides = ["model.hidden=256", "model.ffn=704", "model.heads=4", "model.kv_heads=4", "model.head_dim=64"]
+    overrides = [*model_overrides, "model.vocab=1024", "model.max_positions=256", "training.sequence=128"]
+    arguments = [argument for override in overrides for argument in ("--set", override)]
+    command(_options("--check", path, "--steps", "2", "--json", "-", *arguments))
+    result = json.loads(capsys.readouterr().out)
+    assert result["provenance_share"]["measured"] == pytest.approx(1.0)
+    assert 1 / 1.6 < result["predicted_s"] / result["measured_s"] < 1.6
+    assert result["predicted_peak_bytes"] == pytest.approx(result["measured_peak_bytes"], rel=0.1)

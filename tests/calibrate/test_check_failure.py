@@ -17,43 +17,43 @@ from calibrate.check.failure_propagation import run_on_all_ranks  # noqa: E402 -
 from calibrate.collectives.process_groups import World  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-HANG = 120.0  # seconds; a collective gives up after 600
+HANG_SECONDS = 120.0  # seconds; a collective gives up after 600
 
 
 @pytest.mark.parametrize("where", [pytest.param("building", marks=pytest.mark.slow), "step"])
-def test_all_end_where_one_is_out_of_memory(where: str, tmp_path: Path) -> None:
+def test_all_ranks_exit_when_one_is_out_of_memory(where: str, tmp_path: Path) -> None:
     """Both say which rank it was and what to do, though the first waits for it in a collective."""
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump({"model": LLAMA, "cluster": {"name": "laptop", "gpus": 1}, "training": TRAINING}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    there = {
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
+    environment = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
         "OMP_NUM_THREADS": "1",
     }
-    started = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.calibrate.failing_rank", where, str(file)],
-            cwd=ROOT, env={**there, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=HANG)[1] for process in started]
+        error_outputs = [process.communicate(timeout=HANG_SECONDS)[1] for process in processes]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
-    assert [process.returncode for process in started] == [2, 2]
-    for text in said:
+    assert [process.returncode for process in processes] == [2, 2]
+    for text in error_outputs:
         assert "error: rank 1: 2 layers do not fit on" in text
         assert "use fewer --layers" in text and "Traceback" not in text
 
 
-def test_alone_an_error_is_raised_and_a_result_returned() -> None:
+def test_single_process_raises_errors_and_returns_results() -> None:
     with pytest.raises(IndexError):
         run_on_all_ranks(World(0, 1, 1), lambda: [][0])
     assert run_on_all_ranks(World(0, 1, 1), lambda: 3) == 3

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from calibrate.check.operator_labels import MATMUL, record_label  # noqa: E402 - torch first
 
 
-def test_a_call_is_labelled_while_a_profile_is_taken_and_only_then() -> None:
+def test_labels_are_recorded_only_while_profiling() -> None:
     assert isinstance(record_label(MATMUL), nullcontext)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu) as profile, record_label(MATMUL):

@@ -11,10 +11,10 @@ from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
-from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
+from tests.calibrate.check_scenarios import GPT, LLAMA, single_thread, small_scenario
 
 torch = pytest.importorskip("torch")
-Product = tuple[int, int, int, int]
+MatmulSize = tuple[int, int, int, int]
 
 from calibrate.check.fused_linear import FusedWgradLinear  # noqa: E402 - torch first
 from calibrate.check.phase_timer import PhaseTimer  # noqa: E402
@@ -22,91 +22,91 @@ from calibrate.check.supported import build_plan, build_trainer  # noqa: E402
 from calibrate.check.torch_model import build_stage  # noqa: E402
 from calibrate.check.trainer import random_batch  # noqa: E402
 
-CPU = torch.device("cpu")
+CPU_DEVICE = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    with one_thread():
+def _single_thread() -> Iterator[None]:
+    with single_thread():
         yield
 
 
-def _kernels(given: Scenario) -> Iterable[Kernel]:
+def _step_kernels(scenario: Scenario) -> Iterable[Kernel]:
     """Every kernel that the only rank runs in a step, as often as it does."""
-    plan = build_plan(given)
-    (program,) = lower_step(plan, given.schedule.order(1, plan.microbatches)).programs
+    plan = build_plan(scenario)
+    (program,) = lower_step(plan, scenario.schedule.order(1, plan.microbatches)).programs
     for task in program.tasks:
         if isinstance(task, ComputeTask):
             yield from (operation.kernel for operation in task.segment.operations if operation.kernel is not None)
 
 
-def _product(batch: int, m: int, n: int, k: int) -> Product:
+def _normalized_size(batch: int, m: int, n: int, k: int) -> MatmulSize:
     """Autograd makes the gradient of transposed keys as its transpose, so of batched products either one counts."""
     return (batch, *sorted((m, n)), k) if batch > 1 else (batch, m, n, k)  # type: ignore[return-value]
 
 
-def _predicted(given: Scenario) -> Counter[Product]:
-    shapes = (kernel.shape for kernel in _kernels(given))
+def _predicted_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
+    shapes = (kernel.shape for kernel in _step_kernels(scenario))
     return Counter(
-        _product(shape.batch, shape.m, shape.n, shape.k) for shape in shapes if isinstance(shape, MatmulShape)
+        _normalized_size(shape.batch, shape.m, shape.n, shape.k) for shape in shapes if isinstance(shape, MatmulShape)
     )
 
 
-def _run(given: Scenario) -> Counter[Product]:
+def _executed_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
     """The products of a real step: [batch] m x n over k, as PyTorch's dispatcher sees them."""
-    found: Counter[Product] = Counter()
+    counts: Counter[MatmulSize] = Counter()
 
-    class Products(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    class MatmulRecorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = operator._schema.name
             if name in {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}:
                 a, b = args[-2:]
                 batch = a.shape[0] if a.dim() == 3 else 1
-                found[_product(batch, a.shape[-2], b.shape[-1], a.shape[-1])] += 1
+                counts[_normalized_size(batch, a.shape[-2], b.shape[-1], a.shape[-1])] += 1
             return operator(*args, **(kwargs or {}))
 
-    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
-    with Products():
-        trainer.run_passes(batch, PhaseTimer(CPU))
-    return found
+    trainer, batch = build_trainer(scenario, CPU_DEVICE), random_batch(build_plan(scenario), CPU_DEVICE)
+    with MatmulRecorder():
+        trainer.run_passes(batch, PhaseTimer(CPU_DEVICE))
+    return counts
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
 @pytest.mark.parametrize("overrides", [(), ("model.qk_norm=true", "model.norm=rmsnorm"), ("model.layers=3",)])
-def test_the_model_has_the_parameters_that_are_counted(model: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    given = scenario(model, *overrides)
-    plan = build_plan(given)
+def test_model_has_the_counted_parameters(model: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    scenario = small_scenario(model, *overrides)
+    plan = build_plan(scenario)
     with torch.device("meta"):
-        made = build_stage(plan, plan.stages[0])
-    assert sum(weight.numel() for weight in made.parameters()) == parameter_count(given.model)
+        model_ = build_stage(plan, plan.stages[0])
+    assert sum(weight.numel() for weight in model_.parameters()) == parameter_count(scenario.model)
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
 @pytest.mark.parametrize("attention", ["flash", "flash2", "standard"])
 @pytest.mark.parametrize("recompute", ["none", "mode: selective", "mode: full", "layers: 1"])
 @pytest.mark.parametrize("early_stop", ["true", "false"])
-def test_a_step_multiplies_the_matrices_that_are_counted(
+def test_step_executes_the_predicted_matmuls(
     model: dict[str, Any], attention: str, recompute: str, early_stop: str
 ) -> None:
     """Every product of forward, recomputation and both gradients, shape by shape, as often as it is simulated."""
-    way = recompute if recompute == "none" else f"{{{recompute}, early_stop: {early_stop}}}"
-    given = scenario(model, f"training.attention={attention}", f"training.recompute={way}")
-    assert _run(given) == _predicted(given)
+    recompute_mode = recompute if recompute == "none" else f"{{{recompute}, early_stop: {early_stop}}}"
+    scenario = small_scenario(model, f"training.attention={attention}", f"training.recompute={recompute_mode}")
+    assert _executed_matmuls(scenario) == _predicted_matmuls(scenario)
 
 
-def test_torchs_flop_counter_counts_what_is_simulated() -> None:
+def test_torch_flop_counter_matches_the_simulated_flops() -> None:
     """Standard attention, which is all products; flash attention skips a half that the counter does not."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    given = scenario(LLAMA, "training.attention=standard")
-    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
+    scenario = small_scenario(LLAMA, "training.attention=standard")
+    trainer, batch = build_trainer(scenario, CPU_DEVICE), random_batch(build_plan(scenario), CPU_DEVICE)
     with FlopCounterMode(display=False) as counter:
-        trainer.run_passes(batch, PhaseTimer(CPU))
-    assert counter.get_total_flops() == sum(kernel.flops for kernel in _kernels(given))
+        trainer.run_passes(batch, PhaseTimer(CPU_DEVICE))
+    assert counter.get_total_flops() == sum(kernel.flops for kernel in _step_kernels(scenario))
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_gradient_added_in_the_products_epilogue_is_autograds(bias: bool) -> None:
+def test_gradient_accumulated_in_the_matmul_equals_autograd(bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = FusedWgradLinear(8, 6, bias=bias, fused=True), torch.randn(2, 5, 8, requires_grad=True)
     upstream = torch.randn(2, 5, 6)
@@ -117,26 +117,26 @@ def test_a_gradient_added_in_the_products_epilogue_is_autograds(bias: bool) -> N
     torch.testing.assert_close(layer.gradient_buffer, 1.0 + expected[1])
 
 
-def test_bf16_weights_follow_fp32_masters_that_saw_all_gradients() -> None:
+def test_bf16_weights_follow_fp32_masters_with_accumulated_gradients() -> None:
     """Gradients of two microbatches add up in FP32, and the compute weights are the updated masters, rounded."""
-    given = scenario(LLAMA, "training.precision=bf16", "training.gradient_clipping=false")
+    scenario = small_scenario(LLAMA, "training.precision=bf16", "training.gradient_clipping=false")
     torch.manual_seed(0)
-    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
-    trainer.run_passes(batch, PhaseTimer(CPU))
+    trainer, batch = build_trainer(scenario, CPU_DEVICE), random_batch(build_plan(scenario), CPU_DEVICE)
+    trainer.run_passes(batch, PhaseTimer(CPU_DEVICE))
     update = trainer.weight_update
     assert all(weight.grad is None and weight.dtype is torch.bfloat16 for weight in update.weights)
-    before = [master.detach().clone() for master in update._masters]
+    initial = [master.detach().clone() for master in update._masters]
     assert all(master.grad is not None and master.grad.abs().sum() > 0 for master in update._masters)
     update.update_weights()
-    for weight, master, old in zip(update.weights, update._masters, before, strict=True):
+    for weight, master, old in zip(update.weights, update._masters, initial, strict=True):
         assert not torch.equal(master, old)
         assert torch.equal(weight, master.to(torch.bfloat16))
 
 
-def test_training_makes_the_loss_smaller() -> None:
-    given = scenario(GPT)
+def test_training_reduces_the_loss() -> None:
+    scenario = small_scenario(GPT)
     torch.manual_seed(0)
-    trainer, batch = build_trainer(given, CPU), random_batch(build_plan(given), CPU)
+    trainer, batch = build_trainer(scenario, CPU_DEVICE), random_batch(build_plan(scenario), CPU_DEVICE)
 
     def loss() -> float:
         with torch.no_grad():
@@ -145,6 +145,6 @@ def test_training_makes_the_loss_smaller() -> None:
     first = loss()
     for _ in range(30):
         trainer.weight_update.zero_gradients()
-        trainer.run_passes(batch, PhaseTimer(CPU))
+        trainer.run_passes(batch, PhaseTimer(CPU_DEVICE))
         trainer.weight_update.update_weights()
     assert loss() < first

@@ -50,7 +50,7 @@ from clustersim.scenario import Scenario
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PLAN = """
+SCENARIO_YAML = """
 model: {preset: gpt-tiny, vocab: 50432}
 cluster: {name: laptop, gpus: 2}
 layout: {tp: 2}
@@ -58,25 +58,25 @@ training: {sequence: 128, global_batch: 2, microbatch: 1, precision: fp32}
 """
 
 
-def torchrun(processes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run_torchrun(processes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Processes on a free port of this machine, ended after two minutes whatever happens."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    command = [*start, *(str(argument) for argument in arguments)]
+    command = [*launcher, *(str(argument) for argument in arguments)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def pair(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
+def run_two_ranks(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
     """Two processes that run a command of calibrate together, as torchrun would start them, ended after two minutes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_socket.getsockname()[1]), "WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "calibrate", *(str(argument) for argument in arguments)]
-    running = [
+    processes = [
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **meeting, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **rendezvous, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -84,58 +84,58 @@ def pair(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
         for rank in range(2)
     ]
     try:
-        spoken = [item.communicate(timeout=120) for item in running]
+        outputs = [process.communicate(timeout=120) for process in processes]
     finally:
-        for element in running:
-            element.kill()
+        for process in processes:
+            process.kill()
     return [
-        subprocess.CompletedProcess(command, entry.returncode, *said)
-        for entry, said in zip(running, spoken, strict=True)
+        subprocess.CompletedProcess(command, process.returncode, *output)
+        for process, output in zip(processes, outputs, strict=True)
     ]
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """What four processes saw, as two nodes of two (see gloo_world)."""
     output = tmp_path_factory.mktemp("world") / "seen.json"
-    ended = torchrun(4, HERE / "gloo_world.py", output)
-    assert ended.returncode == 0, ended.stderr
+    process = run_torchrun(4, HERE / "gloo_world.py", output)
+    assert process.returncode == 0, process.stderr
     content: Mapping[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return content
 
 
-def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[str, Any]) -> None:
-    assert seen["nodes"] == 2
-    timed = {(name, ranks, nodes) for name, ranks, nodes, _ in seen["all"]}
+def test_every_collective_is_correct_and_timed_within_and_across_nodes(results: Mapping[str, Any]) -> None:
+    assert results["nodes"] == 2
+    timed = {(name, ranks, nodes) for name, ranks, nodes, _ in results["all"]}
     assert timed == {
-        *((collective_type.value, 2, 1) for collective_type in CollectiveType if not collective_type.is_token_routing),
+        *((collective.value, 2, 1) for collective in CollectiveType if not collective.is_token_routing),
         *(
-            (item.value, 4, 2)
-            for item in CollectiveType
-            if not (item.is_token_routing or item is CollectiveType.SEND_RECV)
+            (collective.value, 4, 2)
+            for collective in CollectiveType
+            if not (collective.is_token_routing or collective is CollectiveType.SEND_RECV)
         ),
     }
-    assert all(1e-6 < seconds < 60.0 for *_, seconds in seen["all"])
+    assert all(1e-6 < seconds < 60.0 for *_, seconds in results["all"])
 
 
-def test_uneven_all_to_alls_are_right_and_timed(seen: Mapping[str, Any]) -> None:
+def test_imbalanced_all_to_alls_are_correct_and_timed(results: Mapping[str, Any]) -> None:
     """Each result is checked before it is timed, also where all goes to one rank."""
-    assert [tuple(row[:3]) for row in seen["uneven"]] == [("all_to_all", 4, 2)] * 2
+    assert [tuple(row[:3]) for row in results["uneven"]] == [("all_to_all", 4, 2)] * 2
 
 
-def test_experts_on_four_ranks_have_the_gradients_of_those_on_one(seen: Mapping[str, Any]) -> None:
+def test_expert_parallel_gradients_equal_those_of_one_rank(results: Mapping[str, Any]) -> None:
     """Every weight's, summed over ranks where all have it, and their norm; in FP32, added in another order."""
-    assert len(seen["experts"]) == 13
-    assert {name: apart for name, apart in seen["experts"].items() if apart > 1e-4} == {}
+    assert len(results["experts"]) == 13
+    assert {name: error for name, error in results["experts"].items() if error > 1e-4} == {}
 
 
-def test_ranks_of_no_group_only_meet_the_others(seen: Mapping[str, Any]) -> None:
+def test_ranks_without_a_group_only_synchronize(results: Mapping[str, Any]) -> None:
     """Groups of three do not fit nodes of two, so only pairs across are left."""
-    assert [tuple(row[:3]) for row in seen["idle"]] == [("all_reduce", 2, 2)]
+    assert [tuple(row[:3]) for row in results["idle"]] == [("all_reduce", 2, 2)]
 
 
-def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[str, Any]) -> None:
-    assert [reason.partition(";")[0] for reason in seen["skipped"]] == [
+def test_unmeasurable_calls_are_skipped_with_a_reason(results: Mapping[str, Any]) -> None:
+    assert [reason.partition(";")[0] for reason in results["skipped"]] == [
         "1.776 PiB of memory a process",
         "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
         "send_recv has 2 ranks, not 4",
@@ -144,44 +144,46 @@ def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[st
     ]
 
 
-def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alike(seen: Mapping[str, Any]) -> None:
+def test_overlapped_kernels_and_collectives_are_equal_on_all_ranks(results: Mapping[str, Any]) -> None:
     """The kernel that no CPU has, and the group that does not fit, are passed over on all of them."""
-    known = [item for item in seen["beside"] if not isinstance(item, str)]
-    assert [kind for kind, _, _ in known] == ["all_gather", "send_recv"]
-    assert all(0.0 <= slowing <= 99.0 + 1e-9 and not hindrance for _, slowing, hindrance in known)
-    assert [element for element in seen["beside"] if isinstance(element, str)] == [
+    samples = [entry for entry in results["beside"] if not isinstance(entry, str)]
+    assert [kind for kind, _, _ in samples] == ["all_gather", "send_recv"]
+    assert all(
+        0.0 <= kernel_slowdown <= 99.0 + 1e-9 and not comm_slowdown for _, kernel_slowdown, comm_slowdown in samples
+    )
+    assert [entry for entry in results["beside"] if isinstance(entry, str)] == [
         "beside beside.matmul, which could not be run by itself (unsupported)",
         "beside beside.matmul, which could not be run by itself (unsupported)",
         "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
     ]
 
 
-def test_narrow_reductions_are_right_to_the_last_bit(seen: Mapping[str, Any]) -> None:
-    assert [row[0] for row in seen["narrow"]] == [
-        collective_type.value for collective_type in CollectiveType if collective_type.is_reduction
+def test_low_precision_reductions_are_exact(results: Mapping[str, Any]) -> None:
+    assert [row[0] for row in results["narrow"]] == [
+        collective.value for collective in CollectiveType if collective.is_reduction
     ]
 
 
-def test_one_rank_without_memory_leaves_a_call_out_on_all_and_keeps_nobody_waiting(seen: Mapping[str, Any]) -> None:
+def test_one_rank_out_of_memory_skips_the_call_on_all_ranks(results: Mapping[str, Any]) -> None:
     """Whether it has none for the check, for what it must find, or for the buffers; the next calls are measured."""
-    assert seen["short"] == [["8 KiB of memory for each process could not be had"]] * 3
-    assert len(seen["wrong"]) == 2
+    assert results["short"] == [["8 KiB of memory for each process could not be had"]] * 3
+    assert len(results["wrong"]) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [2, 7, 64, 300])
-def test_sums_of_what_members_give_are_exact_in_every_format(dtype: torch.dtype, size: int) -> None:
+def test_reduction_patterns_sum_exactly_in_all_formats(dtype: torch.dtype, size: int) -> None:
     """So that a result is compared bit by bit, in whichever order it was summed."""
-    members = [GroupMember(None, tuple(range(size)), place, torch.device("cpu"), dtype) for place in range(size)]
-    given = torch.stack([member.test_pattern(member.index, 600) for member in members])
-    assert given.dtype is dtype
-    exact = given.double().sum(0)
+    members = [GroupMember(None, tuple(range(size)), rank, torch.device("cpu"), dtype) for rank in range(size)]
+    contributions = torch.stack([member.test_pattern(member.index, 600) for member in members])
+    assert contributions.dtype is dtype
+    exact = contributions.double().sum(0)
     assert torch.equal(members[0].expected_sum(600).double(), exact)
     assert exact.max() > 0
-    assert not torch.equal(given[0], given[1]), "tells whose it is"
+    assert not torch.equal(contributions[0], contributions[1]), "tells whose it is"
 
 
-def test_reductions_are_measured_in_each_format_and_moves_once() -> None:
+def test_reductions_are_measured_per_format_and_other_collectives_once() -> None:
     calls = grid_calls(World(0, 2, 2), (1024.0,), (DType.FP32, DType.BF16))
     for collective in MEASURED_COLLECTIVES:
         formats = [call.format for call in calls if call.collective is collective]
@@ -191,35 +193,35 @@ def test_reductions_are_measured_in_each_format_and_moves_once() -> None:
     )
 
 
-def test_a_scenarios_reductions_are_of_its_own_formats(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.replace("precision: fp32", "precision: bf16"), encoding="utf-8")
-    found = {(call.collective, call.format) for call in distinct_comm_calls(Scenario.load(plan))}
-    assert (CollectiveType.ALL_REDUCE, DType.BF16) in found
-    assert all(form is DType.FP32 for collective, form in found if not collective.is_reduction)
+def test_scenario_reductions_have_the_scenario_formats(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(SCENARIO_YAML.replace("precision: fp32", "precision: bf16"), encoding="utf-8")
+    calls = {(call.collective, call.format) for call in distinct_comm_calls(Scenario.load(path))}
+    assert (CollectiveType.ALL_REDUCE, DType.BF16) in calls
+    assert all(dtype is DType.FP32 for collective, dtype in calls if not collective.is_reduction)
 
 
-def test_the_recorded_command_says_how_each_node_was_started() -> None:
+def test_recorded_command_contains_the_torchrun_arguments() -> None:
     """As torchrun's environment has it; on one node nothing needs to be said."""
-    told = {"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h100-001", "MASTER_PORT": "29500"}
-    assert torchrun_words(World(0, 8, 8), told) == ("torchrun", "--nproc-per-node", "8")
+    environment = {"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h100-001", "MASTER_PORT": "29500"}
+    assert torchrun_words(World(0, 8, 8), environment) == ("torchrun", "--nproc-per-node", "8")
     expected = "torchrun --nproc-per-node 8 --nnodes 2 --node-rank 0 --master-addr h100-001 --master-port 29500"
-    assert " ".join(torchrun_words(World(0, 16, 8), told)) == expected
+    assert " ".join(torchrun_words(World(0, 16, 8), environment)) == expected
     assert " ".join(torchrun_words(World(8, 16, 8), {})) == "torchrun --nproc-per-node 8 --nnodes 2 --node-rank 1"
 
 
-def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str, Any]) -> None:
+def test_wrong_result_is_an_error_that_names_the_collective(results: Mapping[str, Any]) -> None:
     """Only the fourth rank's result is wrong; all ranks say so."""
-    assert seen["wrong"] == [
+    assert results["wrong"] == [
         "all_reduce of 2 ranks on 1 node gave a wrong result",
         "all_to_all of 2 ranks on 1 node gave a wrong result",
     ]
 
 
 @pytest.mark.slow
-def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
-    first, _ = pair("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
+    first, _ = run_two_ranks("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
     assert first.returncode == 0, first.stderr
     record = read_record(output)
     grid = {
@@ -229,9 +231,9 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     }
     largest = CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
     grid |= {replace(largest, shares=lognormal_shares(2, variation)) for variation in VARIATIONS}
-    late = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
+    skipped = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
     assert {row.call for row in record.collectives} <= grid
-    assert len(record.collectives) + int(late[1] if late else 0) == len(grid)
+    assert len(record.collectives) + int(skipped[1] if skipped else 0) == len(grid)
     assert record.collective_fits == fit_collectives(record.collectives)
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
     pairs = [(kind.value, kernel) for kind in INTERFERING_COLLECTIVES for kernel in KernelClass]
@@ -243,46 +245,46 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert {item.call.payload for item in record.beside if item.call} == {2.0**22}, "none larger than was asked for"
     assert "beside each other" in first.stdout
 
-    kept = replace(record, collectives=record.collectives[:-1], kernel_fit=_fit(), collective_fits=())
-    write_record(kept, output)
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN, encoding="utf-8")
-    again, _ = pair("collectives", "--for", plan, "--budget", "60 s", "-o", output)
-    assert again.returncode == 0, again.stderr
+    partial = replace(record, collectives=record.collectives[:-1], kernel_fit=_kernel_fit(), collective_fits=())
+    write_record(partial, output)
+    path = tmp_path / "plan.yaml"
+    path.write_text(SCENARIO_YAML, encoding="utf-8")
+    second, _ = run_two_ranks("collectives", "--for", path, "--budget", "60 s", "-o", output)
+    assert second.returncode == 0, second.stderr
     after = read_record(output)
-    wanted = {call for call in distinct_comm_calls(Scenario.load(plan)) if call.ranks == 2}
-    assert {row.call for row in after.collectives} == wanted | {row.call for row in kept.collectives}
-    assert after.collectives[: len(kept.collectives)] == kept.collectives
-    assert after.kernel_fit == kept.kernel_fit
-    own = after.beside[len(record.beside) :]
+    expected_calls = {call for call in distinct_comm_calls(Scenario.load(path)) if call.ranks == 2}
+    assert {row.call for row in after.collectives} == expected_calls | {row.call for row in partial.collectives}
+    assert after.collectives[: len(partial.collectives)] == partial.collectives
+    assert after.kernel_fit == partial.kernel_fit
+    new_interference = after.beside[len(record.beside) :]
     assert after.beside[: len(record.beside)] == record.beside, "measured once"
-    heaviest = heaviest_kernels(distinct_kernels(Scenario.load(plan)))
-    assert {(element.call, element.kernel.signature) for element in own} == {
-        (call, signature_of(kernel)) for call in largest_calls(wanted) for kernel in heaviest
+    heaviest = heaviest_kernels(distinct_kernels(Scenario.load(path)))
+    assert {(element.call, element.kernel.signature) for element in new_interference} == {
+        (call, signature_of(kernel)) for call in largest_calls(expected_calls) for kernel in heaviest
     }
     assert after.collective_fits == fit_collectives(after.collectives)
 
 
-def _fit() -> KernelFit:
+def _kernel_fit() -> KernelFit:
     accelerator = load_accelerator("cpu-laptop")
     return KernelFit(
         dict(accelerator.peak), 1e10, 1, accelerator.efficiency, {}, {"matmul fp32": FitResidual(1, 0.0, 0.0)}
     )
 
 
-def test_a_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
+def test_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 1, '
     text += '"conditions": {"date": "2026-11-01", "command": "", "method": ""}}'
     output.write_text(text, encoding="utf-8")
-    first, second = pair("collectives", "--sizes", "1 KiB", "-o", output)
+    first, second = run_two_ranks("collectives", "--sizes", "1 KiB", "-o", output)
     assert (first.returncode, second.returncode) == (2, 2)
     assert first.stderr.endswith("cannot be merged; keep a record for each of them\n")
     assert "error: " not in second.stderr
     assert output.read_text(encoding="utf-8") == text
 
 
-def test_without_torchrun_the_command_says_how_to_start_it(
+def test_without_torchrun_the_command_prints_how_to_start_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -291,12 +293,12 @@ def test_without_torchrun_the_command_says_how_to_start_it(
     assert "torchrun --nproc-per-node 2 -m calibrate collectives" in capsys.readouterr().err
 
 
-def test_one_process_has_nobody_to_talk_to() -> None:
+def test_a_single_process_is_refused() -> None:
     with pytest.raises(InputError, match="torchrun started 1; start two or more"):
         world_from_torchrun({"RANK": "0", "WORLD_SIZE": "1"}, command="collectives")
 
 
-def test_nodes_with_different_numbers_of_processes_are_refused() -> None:
+def test_unequal_processes_per_node_are_refused() -> None:
     with pytest.raises(InputError, match="6 processes with 4 on this node"):
         world_from_torchrun({"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}, command="collectives")
 
@@ -311,7 +313,7 @@ def test_nodes_with_different_numbers_of_processes_are_refused() -> None:
         (("--budget", "soon"), "--budget: 'soon' is not a time"),
     ],
 )
-def test_bad_options_are_refused_before_anything_starts(
+def test_invalid_options_are_refused_before_measuring(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], sentence: str
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -319,18 +321,18 @@ def test_bad_options_are_refused_before_anything_starts(
     assert main(["collectives", *arguments]) == 2
     assert sentence in capsys.readouterr().err
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(SystemExit) as ended:  # the others end without saying it again
+    with pytest.raises(SystemExit) as exit_info:  # the others end without saying it again
         main(["collectives", *arguments])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert capsys.readouterr().err == ""
 
 
-def test_torchrun_hands_every_option_on() -> None:
+def test_torchrun_passes_all_options_to_the_script() -> None:
     """It parses what follows the script too, and refuses what may be the beginning of several of its own options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given = ["calibrate", "collectives", *(name for action in parser._actions for name in action.option_strings)]
-    assert get_args_parser().parse_args(["-m", *given]).training_script_args == given[1:]
+    arguments = ["calibrate", "collectives", *(name for action in parser._actions for name in action.option_strings)]
+    assert get_args_parser().parse_args(["-m", *arguments]).training_script_args == arguments[1:]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -340,7 +342,7 @@ def test_nccl_without_a_gpu_is_refused() -> None:
         local_device("nccl", World(0, 2, 2), {})
 
 
-def test_nccl_needs_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_needs_one_gpu_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -348,13 +350,13 @@ def test_nccl_needs_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> N
         local_device("nccl", World(0, 4, 4), {})
 
 
-def test_the_librarys_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_version_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     assert collective_library(torch.device("cuda", 0)) == "nccl 2.27.5"
     assert collective_library(torch.device("cpu")) == "gloo"
 
 
-def test_groups_are_neighbours_in_a_node_and_as_many_on_each() -> None:
+def test_groups_are_adjacent_ranks_with_equal_counts_per_node() -> None:
     """Two nodes of four: ranks 0 to 3 and 4 to 7."""
     world = World(0, 8, 4)
     assert world.disjoint_groups(2, 1) == ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -372,7 +374,7 @@ def test_groups_are_neighbours_in_a_node_and_as_many_on_each() -> None:
 
 
 @pytest.mark.parametrize("world", [World(0, 8, 8), World(0, 16, 4), World(0, 6, 6), World(0, 12, 4)])
-def test_every_layout_covers_all_ranks_once(world: World) -> None:
+def test_every_group_layout_covers_all_ranks_once(world: World) -> None:
     assert (world.world_size, world.node_count) in world.group_shapes()
     for ranks, nodes in world.group_shapes():
         groups = world.disjoint_groups(ranks, nodes)
@@ -381,7 +383,7 @@ def test_every_layout_covers_all_ranks_once(world: World) -> None:
         assert all(len({rank // world.ranks_per_node for rank in group}) == nodes for group in groups)
 
 
-def test_a_grid_has_pairs_for_messages_and_a_number_for_each_rank() -> None:
+def test_call_grid_has_pairs_for_send_recv_and_one_element_per_rank() -> None:
     calls = grid_calls(World(0, 6, 3), (16.0, 1024.0))
     assert {(call.ranks, call.nodes) for call in calls if call.collective is CollectiveType.SEND_RECV} == {
         (2, 1),
@@ -395,34 +397,34 @@ def test_a_grid_has_pairs_for_messages_and_a_number_for_each_rank() -> None:
     assert len(set(calls)) == len(calls)
 
 
-def test_a_payload_is_rounded_up_to_whole_numbers_of_each_member() -> None:
+def test_payload_is_rounded_up_to_full_elements_per_rank() -> None:
     member = GroupMember(None, (0, 1, 2), 0, torch.device("cpu"))
     assert member.shard_numel(24.0) == 2
     assert member.shard_numel(25.0) == 3
     assert member.shard_numel(1.0) == 1
 
 
-def test_a_lap_is_timed_between_its_start_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_is_timed_between_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The barrier before, and what is prepared, take no part in it."""
     ticks = iter((10.0, 10.5, 20.0, 20.25))
     log: list[str] = []
 
-    def read() -> float:
+    def read_clock() -> float:
         log.append("read")
         return next(ticks)
 
-    monkeypatch.setattr("calibrate.collectives.timing.perf_counter", read)
+    monkeypatch.setattr("calibrate.collectives.timing.perf_counter", read_clock)
     monkeypatch.setattr("calibrate.collectives.timing.dist.barrier", lambda: log.append("meet"))
-    starts, ends = HostIterationTimer(has_shared_clock=True).time_iterations(noting(log), 2)
+    starts, ends = HostIterationTimer(has_shared_clock=True).time_iterations(logging_iteration(log), 2)
     assert (ends - starts).tolist() == [0.5, 0.25]
     assert log == ["prepare", "meet", "read", "run", "read"] * 2
 
 
-def noting(log: list[str]) -> CollectiveIteration:
+def logging_iteration(log: list[str]) -> CollectiveIteration:
     return CollectiveIteration(lambda: log.append("prepare"), lambda: log.append("run"))
 
 
-class FakeEvent:
+class LoggingEvent:
     """A GPU's event: notes that it was queued, and is 3 ms after the one before it."""
 
     def __init__(self, log: list[str]) -> None:
@@ -431,83 +433,86 @@ class FakeEvent:
     def record(self) -> None:
         self.log.append("event")
 
-    def elapsed_time(self, _end: "FakeEvent") -> float:
+    def elapsed_time(self, _end: "LoggingEvent") -> float:
         return 3.0
 
 
-def test_a_gpus_laps_are_queued_behind_a_pause_and_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_iterations_are_queued_behind_a_pause_and_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     pauses: list[int] = []
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(log))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: LoggingEvent(log))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
     monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _number: log.append("together"))
     clock = DeviceIterationTimer(torch.device("cpu"))
-    starts, ends = clock.time_iterations(noting(log), 2)
+    starts, ends = clock.time_iterations(logging_iteration(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
-    lap = ["prepare", "together", "event", "run", "event"]
-    assert log == ["pause", *lap, *lap, "wait"]
-    clock.time_iterations(noting(log), 1)
+    iteration_log = ["prepare", "together", "event", "run", "event"]
+    assert log == ["pause", *iteration_log, *iteration_log, "wait"]
+    clock.time_iterations(logging_iteration(log), 1)
     assert 0 < pauses[1] < pauses[0]  # as long as queuing took
 
 
 @dataclass
-class FakeClock:
+class FakeIterationClock:
     """Laps of these lengths, over and over; this rank starts a little before the last one."""
 
     lengths: tuple[float, ...]
     has_shared_clock: bool = True
-    taken: int = 0
+    position: int = 0
 
     def time_iterations(self, _lap: CollectiveIteration, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        lengths = [self.lengths[(self.taken + turn) % len(self.lengths)] for turn in range(count)]
-        self.taken += count
+        lengths = [self.lengths[(self.position + index) % len(self.lengths)] for index in range(count)]
+        self.position += count
         starts = torch.full((count,), 5.0, dtype=torch.float64)
-        return starts, starts + EARLY + torch.tensor(lengths, dtype=torch.float64)
+        return starts, starts + START_DELAY + torch.tensor(lengths, dtype=torch.float64)
 
 
-EARLY = 1.0
+START_DELAY = 1.0
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks start all laps `EARLY` later and are done first."""
+def last_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks start all laps `START_DELAY` later and are done first."""
 
-    def largest(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
-        return values + EARLY if bool((values == 5.0).all()) else values
+    def delayed_maximum(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
+        return values + START_DELAY if bool((values == 5.0).all()) else values
 
-    monkeypatch.setattr("calibrate.collectives.timing.max_over_ranks", largest)
+    monkeypatch.setattr("calibrate.collectives.timing.max_over_ranks", delayed_maximum)
 
 
-NOWHERE = torch.device("cpu")
+CPU_DEVICE = torch.device("cpu")
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_call_lasts_from_its_last_members_start() -> None:
+def test_call_time_counts_from_the_last_member_start() -> None:
     """On one node's clock; between nodes, each rank counts from its own start."""
-    lap = CollectiveIteration(lambda: None, lambda: None)
-    assert time_collective(lap, FakeClock((0.25,)), NOWHERE, 60.0).seconds == pytest.approx(0.25)
-    assert time_collective(lap, FakeClock((0.25,), has_shared_clock=False), NOWHERE, 60.0).seconds == pytest.approx(
-        0.25 + EARLY
-    )
+    iteration = CollectiveIteration(lambda: None, lambda: None)
+    assert time_collective(iteration, FakeIterationClock((0.25,)), CPU_DEVICE, 60.0).seconds == pytest.approx(0.25)
+    assert time_collective(
+        iteration, FakeIterationClock((0.25,), has_shared_clock=False), CPU_DEVICE, 60.0
+    ).seconds == pytest.approx(0.25 + START_DELAY)
 
 
 @pytest.mark.usefixtures("alone")
-def test_there_and_back_counts_as_two() -> None:
+def test_round_trip_counts_as_two_calls() -> None:
     assert (
         time_collective(
-            CollectiveIteration(lambda: None, lambda: None, transfer_count=2), FakeClock((0.5,)), NOWHERE, 60.0
+            CollectiveIteration(lambda: None, lambda: None, transfer_count=2),
+            FakeIterationClock((0.5,)),
+            CPU_DEVICE,
+            60.0,
         ).seconds
         == 0.25
     )
 
 
 @pytest.mark.usefixtures("alone")
-def test_laps_go_on_until_the_median_is_known_or_the_time_is_up() -> None:
-    lap = CollectiveIteration(lambda: None, lambda: None)
-    steady = time_collective(lap, FakeClock((0.25,)), NOWHERE, 60.0)
-    unsteady = time_collective(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 60.0)
-    hurried = time_collective(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 0.0)
+def test_iterations_continue_until_the_median_converges_or_time_is_up() -> None:
+    iteration = CollectiveIteration(lambda: None, lambda: None)
+    steady = time_collective(iteration, FakeIterationClock((0.25,)), CPU_DEVICE, 60.0)
+    unsteady = time_collective(iteration, FakeIterationClock((0.1, 0.25, 0.4)), CPU_DEVICE, 60.0)
+    time_limited = time_collective(iteration, FakeIterationClock((0.1, 0.25, 0.4)), CPU_DEVICE, 0.0)
     assert steady.repetitions < unsteady.repetitions
     assert unsteady.repetitions >= MAX_ITERATIONS
-    assert hurried.repetitions == MIN_ITERATIONS
+    assert time_limited.repetitions == MIN_ITERATIONS

@@ -19,34 +19,34 @@ from calibrate.collectives.contention_benchmark import (  # noqa: E402
 )
 from calibrate.collectives.timing import CollectiveIteration  # noqa: E402
 
-DEVICE: Any = SimpleNamespace(torch=torch.device("cpu"))
-COLD = 0.01  # seconds that the first kernel takes, and the first call
+CPU_DEVICE: Any = SimpleNamespace(torch=torch.device("cpu"))
+COLD_START_SECONDS = 0.01  # seconds that the first kernel takes, and the first call
 
 
 @dataclass
-class Gpu:
+class TwoStreamGpu:
     """Streams that run what is queued in order, side by side: a kernel and a call slow each other by p and by q.
 
     in_turn: kernels that are queued go before any call, as on a device that has no room for both.
     """
 
-    p: float
-    q: float
-    in_turn: bool = False
+    kernel_slowdown: float
+    call_slowdown: float
+    is_serialized: bool = False
     now: float = 0.0
     queues: dict[str, list[Any]] = field(default_factory=lambda: {"main": [], "side": []})
     current: str = "main"
     warm: set[str] = field(default_factory=set)
 
     def work(self, kind: str, seconds: float) -> None:
-        self.queues[self.current].append([kind, seconds + (0.0 if kind in self.warm else COLD)])
+        self.queues[self.current].append([kind, seconds + (0.0 if kind in self.warm else COLD_START_SECONDS)])
         self.warm.add(kind)
 
     def drain(self, _device: object = None) -> None:
-        while self._marks() or self._advance():
+        while self._process_events() or self._advance():
             pass
 
-    def _marks(self) -> bool:
+    def _process_events(self) -> bool:
         """Events that are next, and waits for events that are over; whether there were any."""
         for queue in self.queues.values():
             if queue and (queue[0][0] == "mark" or (queue[0][0] == "wait" and queue[0][1].at is not None)):
@@ -59,53 +59,56 @@ class Gpu:
     def _advance(self) -> bool:
         """To the next end of a kernel or call; False where nothing is under way."""
         running = {queue[0][0]: queue for queue in self.queues.values() if queue and queue[0][0] != "wait"}
-        if self.in_turn and "kernel" in running:
+        if self.is_serialized and "kernel" in running:
             running.pop("call", None)
-        pace = {"kernel": 1 + self.p if "call" in running else 1.0, "call": 1 + self.q if "kernel" in running else 1.0}
+        slowdown = {
+            "kernel": 1 + self.kernel_slowdown if "call" in running else 1.0,
+            "call": 1 + self.call_slowdown if "kernel" in running else 1.0,
+        }
         if not running:
             return False
-        passed = min(queue[0][1] * pace[kind] for kind, queue in running.items())
-        self.now += passed
+        elapsed = min(queue[0][1] * slowdown[kind] for kind, queue in running.items())
+        self.now += elapsed
         for kind, queue in running.items():
-            queue[0][1] -= passed / pace[kind]
+            queue[0][1] -= elapsed / slowdown[kind]
             if queue[0][1] <= 1e-15:
                 queue.pop(0)
         return True
 
 
-class Event:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.at = gpu, None
+class QueuedEvent:
+    def __init__(self, gpu: TwoStreamGpu) -> None:
+        self.gpu, self.time = gpu, None
 
     def record(self) -> None:
         self.gpu.queues[self.gpu.current].append(("mark", self))
 
-    def elapsed_time(self, end: "Event") -> float:
-        assert self.at is not None and end.at is not None, "both are over"
+    def elapsed_time(self, end: "QueuedEvent") -> float:
+        assert self.time is not None and end.time is not None, "both are over"
         return 1e3 * (end.at - self.at)
 
 
-class Stream:
-    def __init__(self, gpu: Gpu, name: str) -> None:
+class QueuedStream:
+    def __init__(self, gpu: TwoStreamGpu, name: str) -> None:
         self.gpu, self.name = gpu, name
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: QueuedEvent) -> None:
         self.gpu.queues[self.name].append(("wait", event))
 
 
-def installed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+def install_gpu(gpu: TwoStreamGpu, monkeypatch: pytest.MonkeyPatch) -> TwoStreamGpu:
     """torch.cuda is this GPU, in a world of one."""
 
     @contextmanager
-    def on(stream: Stream) -> Iterator[None]:
+    def use_stream(stream: QueuedStream) -> Iterator[None]:
         gpu.current = stream.name
         yield
         gpu.current = "main"
 
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(gpu))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: Stream(gpu, "side"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream(gpu, "main"))
-    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: QueuedEvent(gpu))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: QueuedStream(gpu, "side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: QueuedStream(gpu, "main"))
+    monkeypatch.setattr(torch.cuda, "stream", use_stream)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.drain)
     monkeypatch.setattr(contention_benchmark.dist, "all_reduce", lambda _number: None)
@@ -116,67 +119,69 @@ def installed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 @pytest.mark.parametrize(("p", "q"), [(0.0, 0.0), (0.25, 0.0), (0.25, 0.5), (1.0, 3.0)])
 @pytest.mark.parametrize(("kernel", "call"), [(1e-3, 3e-3), (2e-5, 5e-4), (0.05, 1e-3), (1e-3, 0.2)])
-def test_a_gpu_that_slows_both_by_known_parts_gives_them_back(
+def test_kernel_and_call_slowdowns_are_recovered(
     monkeypatch: pytest.MonkeyPatch, p: float, q: float, kernel: float, call: float
 ) -> None:
     """Short and long kernels beside short and long calls; the first of each is slow and counts nowhere."""
-    gpu = installed(Gpu(p, q), monkeypatch)
-    lap = CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
-    found = GpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", kernel)), lap)
-    assert found is not None
-    assert found.call_overlapped is not None
-    assert (found.kernel_isolated.seconds, found.call_isolated.seconds) == pytest.approx((kernel, call))
-    assert (found.kernel_overlapped.seconds, found.call_overlapped.seconds) == pytest.approx(
+    gpu = install_gpu(TwoStreamGpu(p, q), monkeypatch)
+    iteration = CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
+    result = GpuContentionBenchmark(CPU_DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", kernel)), iteration)
+    assert result is not None
+    assert result.call_overlapped is not None
+    assert (result.kernel_isolated.seconds, result.call_isolated.seconds) == pytest.approx((kernel, call))
+    assert (result.kernel_overlapped.seconds, result.call_overlapped.seconds) == pytest.approx(
         (kernel * (1 + p), call * (1 + q))
     )
     assert not any(gpu.queues.values()), "everything was waited for"
 
 
-def test_a_call_that_goes_there_and_back_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = installed(Gpu(0.5, 1.0), monkeypatch)
-    lap = CollectiveIteration(lambda: None, lambda: gpu.work("call", 2e-3), transfer_count=2)
-    found = GpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", 1e-3)), lap)
-    assert found is not None and found.call_overlapped is not None
-    assert (found.call_isolated.seconds, found.call_overlapped.seconds) == pytest.approx((1e-3, 2e-3))
+def test_round_trip_counts_as_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install_gpu(TwoStreamGpu(0.5, 1.0), monkeypatch)
+    iteration = CollectiveIteration(lambda: None, lambda: gpu.work("call", 2e-3), transfer_count=2)
+    result = GpuContentionBenchmark(CPU_DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", 1e-3)), iteration)
+    assert result is not None and result.call_overlapped is not None
+    assert (result.call_isolated.seconds, result.call_overlapped.seconds) == pytest.approx((1e-3, 2e-3))
 
 
-def test_where_one_waits_for_the_other_nothing_was_beside_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = installed(Gpu(0.5, 0.5, in_turn=True), monkeypatch)
-    lap = CollectiveIteration(lambda: None, lambda: gpu.work("call", 1e-3))
-    assert GpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", 1e-3)), lap) is None
+def test_serialized_kernel_and_call_have_no_overlap_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install_gpu(TwoStreamGpu(0.5, 0.5, is_serialized=True), monkeypatch)
+    iteration = CollectiveIteration(lambda: None, lambda: gpu.work("call", 1e-3))
+    assert (
+        GpuContentionBenchmark(CPU_DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", 1e-3)), iteration) is None
+    )
 
 
 @pytest.mark.parametrize(("call", "known"), [(0.01, True), (0.06, False)])
-def test_no_more_launches_are_queued_than_the_host_keeps_ahead_of(
-    monkeypatch: pytest.MonkeyPatch, call: float, known: bool
-) -> None:
+def test_queued_launches_are_limited(monkeypatch: pytest.MonkeyPatch, call: float, known: bool) -> None:
     """At most 4096, here 512 kernels of 0.1 ms; where they end before the first call does, they say nothing of it."""
-    gpu, launched = installed(Gpu(0.25, 0.5), monkeypatch), [0]
+    gpu, launched = install_gpu(TwoStreamGpu(0.25, 0.5), monkeypatch), [0]
 
     def run() -> None:
         launched[0] += 8
         gpu.work("kernel", 1e-4)
 
-    most = 0
+    max_queued = 0
 
     def drain(_device: object) -> None:
-        nonlocal most
-        most, launched[0] = max(most, launched[0]), 0
+        nonlocal max_queued
+        max_queued, launched[0] = max(max_queued, launched[0]), 0
         gpu.drain()
 
     monkeypatch.setattr(torch.cuda, "synchronize", drain)
-    found = GpuContentionBenchmark(DEVICE, 1).measure(
+    result = GpuContentionBenchmark(CPU_DEVICE, 1).measure(
         KernelAction(run, launches=8), CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
     )
-    assert most <= 4096
+    assert max_queued <= 4096
     if known:
-        assert found is not None and found.call_overlapped is not None
-        assert (found.kernel_overlapped.seconds, found.call_overlapped.seconds) == pytest.approx((1.25e-4, 1.5 * call))
+        assert result is not None and result.call_overlapped is not None
+        assert (result.kernel_overlapped.seconds, result.call_overlapped.seconds) == pytest.approx(
+            (1.25e-4, 1.5 * call)
+        )
     else:
-        assert found is None
+        assert result is None
 
 
-def test_what_lasts_while_others_do() -> None:
+def test_durations_fully_overlapped_by_others() -> None:
     """Kernels from 0 to 4, calls from 0.5 to 2.5: only the second kernel has calls beside it all the time."""
     assert durations_within([0.0, 1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5]) == [1.0]
     assert durations_within([0.5, 1.5, 2.5], [0.0, 1.0, 2.0, 3.0, 4.0]) == [1.0, 1.0]
@@ -184,23 +189,21 @@ def test_what_lasts_while_others_do() -> None:
 
 
 @pytest.mark.parametrize(("lost", "p"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (1.0, 99.0), (1.4, 99.0)])
-def test_what_kernels_lose_on_a_cpu_is_turned_into_how_much_slower_they_go(
-    monkeypatch: pytest.MonkeyPatch, lost: float, p: float
-) -> None:
+def test_time_lost_on_a_cpu_is_converted_to_a_slowdown(monkeypatch: pytest.MonkeyPatch, lost: float, p: float) -> None:
     """Calls of 10 ms cost kernels p / (1 + p) of that, at most 0.99. By themselves both take their time."""
     now, main, lock = [0.0], threading.get_ident(), threading.Lock()
 
-    def passes(seconds: float) -> None:
+    def advance_clock(seconds: float) -> None:
         with lock:
             now[0] += seconds
 
     monkeypatch.setattr(contention_benchmark, "perf_counter", lambda: now[0])
     monkeypatch.setattr(contention_benchmark.dist, "barrier", lambda: None)
     monkeypatch.setattr(contention_benchmark, "max_over_ranks", lambda values, _device: values)
-    lap = CollectiveIteration(
-        lambda: None, lambda: passes(0.01 if threading.get_ident() == main else lost * 0.01), transfer_count=2
+    iteration = CollectiveIteration(
+        lambda: None, lambda: advance_clock(0.01 if threading.get_ident() == main else lost * 0.01), transfer_count=2
     )
-    found = CpuContentionBenchmark(DEVICE, 2).measure(KernelAction(lambda: passes(2e-3)), lap)
-    assert found.kernel_overlapped.seconds / found.kernel_isolated.seconds == pytest.approx(1 + p)
-    assert (found.kernel_isolated.seconds, found.call_isolated.seconds) == pytest.approx((2e-3, 5e-3))
-    assert found.call_overlapped is None, "it is in what kernels lose"
+    result = CpuContentionBenchmark(CPU_DEVICE, 2).measure(KernelAction(lambda: advance_clock(2e-3)), iteration)
+    assert result.kernel_overlapped.seconds / result.kernel_isolated.seconds == pytest.approx(1 + p)
+    assert (result.kernel_isolated.seconds, result.call_isolated.seconds) == pytest.approx((2e-3, 5e-3))
+    assert result.call_overlapped is None, "it is in what kernels lose"

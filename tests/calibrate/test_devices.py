@@ -14,18 +14,18 @@ from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 
 torch = pytest.importorskip("torch")
-devices = pytest.importorskip("calibrate.devices.device")
+device_module = pytest.importorskip("calibrate.devices.device")
 from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cpu import CpuDevice, CpuStopwatch  # noqa: E402
 from calibrate.devices.matmul_support import fp8_dtype  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
-from tests.calibrate.fake_gpu import Chip  # noqa: E402
+from tests.calibrate.fake_gpu import FakeChip  # noqa: E402
 
 MIB = 2.0**20
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedGpu:
     """A GPU of that name."""
 
     name: str
@@ -55,8 +55,8 @@ class Named:
         ("AMD Instinct MI355X", "mi355x"),
     ],
 )
-def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator: str) -> None:
-    assert devices.accelerator_name(Named(name), None) == accelerator
+def test_driver_names_map_to_accelerators(name: str, accelerator: str) -> None:
+    assert device_module.accelerator_name(NamedGpu(name), None) == accelerator
     assert accelerator in list_names("accelerators")
 
 
@@ -73,48 +73,48 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator
         "NVIDIA H100 96GB HBM3",
     ],
 )
-def test_any_other_gpu_must_be_named_by_the_user(name: str) -> None:
+def test_unknown_gpu_names_need_the_accelerator_option(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is no accelerator.*--accelerator: .*h100-sxm-80gb"):
-        devices.accelerator_name(Named(name), None)
-    assert devices.accelerator_name(Named(name), "h100-sxm-80gb") == "h100-sxm-80gb"
+        device_module.accelerator_name(NamedGpu(name), None)
+    assert device_module.accelerator_name(NamedGpu(name), "h100-sxm-80gb") == "h100-sxm-80gb"
 
 
-def test_a_name_that_is_no_accelerator_is_refused() -> None:
+def test_unknown_accelerator_is_refused() -> None:
     with pytest.raises(InputError, match="did you mean h100-"):
-        devices.accelerator_name(Named("NVIDIA H200"), "h100-sxm")
+        device_module.accelerator_name(NamedGpu("NVIDIA H200"), "h100-sxm")
 
 
-def test_the_cpu_is_the_laptop_unless_it_is_named() -> None:
-    assert devices.accelerator_name(CpuDevice(), None) == "cpu-laptop"
-    assert devices.accelerator_name(CpuDevice(), "my/own.yaml") == "my/own.yaml"
+def test_default_cpu_accelerator() -> None:
+    assert device_module.accelerator_name(CpuDevice(), None) == "cpu-laptop"
+    assert device_module.accelerator_name(CpuDevice(), "my/own.yaml") == "my/own.yaml"
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="--device cpu"):
-        devices.find_device("cuda")
-    assert isinstance(devices.find_device(None), CpuDevice)
+        device_module.find_device("cuda")
+    assert isinstance(device_module.find_device(None), CpuDevice)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(InputError, match="PyTorch finds no GPU here"):
-        devices.find_device("cuda")
+        device_module.find_device("cuda")
 
 
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(InputError, match="there is no device 'cudo'; did you mean cuda"):
-        devices.find_device("cudo")
+        device_module.find_device("cudo")
 
 
-def test_a_cpu_describes_itself() -> None:
-    found = CpuDevice().describe("cpu-laptop")
-    assert found.threads == found.compute_units == torch.get_num_threads()
-    assert found.torch == torch.__version__
-    assert found.memory_bytes > CpuDevice().free_bytes() > 0.0
-    assert found.name
+def test_cpu_description() -> None:
+    info = CpuDevice().describe("cpu-laptop")
+    assert info.threads == info.compute_units == torch.get_num_threads()
+    assert info.torch == torch.__version__
+    assert info.memory_bytes > CpuDevice().free_bytes() > 0.0
+    assert info.name
     assert all(isinstance(value, float) for value in CpuDevice().conditions().values())
     assert CpuDevice().cache_bytes >= 2**18
 
 
-_HELD = """
+_PEAK_MEMORY_SCRIPT = """
 import torch
 from calibrate.devices.cpu import CpuDevice
 device = CpuDevice()
@@ -128,31 +128,33 @@ print(device.peak_bytes() - before)
 """
 
 
-def test_a_cpus_peak_is_what_it_held_at_most() -> None:
+def test_cpu_peak_memory_counts_freed_tensors_until_reset() -> None:
     """64 MiB that are written count, also once they are gone; in a process that holds no freed memory to reuse."""
-    done = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True, timeout=120)
-    held, after = map(float, done.stdout.split())
+    process = subprocess.run(
+        [sys.executable, "-c", _PEAK_MEMORY_SCRIPT], capture_output=True, text=True, check=True, timeout=120
+    )
+    held, after = map(float, process.stdout.split())
     assert held == pytest.approx(64 * MIB, rel=0.2)
     assert after < 32 * MIB
 
 
-def test_what_runs_beside_is_begun_before_and_ended_after() -> None:
+def test_cpu_background_load_spans_the_timed_runs() -> None:
     order: list[str] = []
 
-    def load(_seconds: float) -> Any:
+    def background_load(_seconds: float) -> Any:
         order.append("begin")
         return lambda: order.append("end")
 
-    CpuStopwatch(background=load).time(lambda: order.append("run"), 2)
+    CpuStopwatch(background=background_load).time(lambda: order.append("run"), 2)
     assert order == ["begin", "run", "run", "end"]
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> "FakeCuda":
-    return FakeCuda(Chip(name="NVIDIA H200", event=(2e-6, 2e-6))).install(monkeypatch)
+    return FakeCuda(FakeChip(name="NVIDIA H200", event=(2e-6, 2e-6))).install(monkeypatch)
 
 
-class Idle:
+class FakeLoadGenerator:
     """A filler that takes its time and does nothing else."""
 
     seconds = 1e-4
@@ -160,87 +162,89 @@ class Idle:
     def __init__(self, cuda: "FakeCuda", order: list[str]) -> None:
         self._run, self._order = cuda.kernel(self.seconds, clocked=False), order
 
-    def launch(self, seconds: float) -> None:
+    def launch_load(self, seconds: float) -> None:
         self._order.append("fill")
         for _ in range(1 + int(seconds / self.seconds)):
             self._run()
 
 
-def test_a_gpu_is_timed_behind_products_and_works_on_after(cuda: "FakeCuda") -> None:
+def test_gpu_is_timed_under_load(cuda: "FakeCuda") -> None:
     order: list[str] = []
     run = cuda.kernel(1e-5, clocked=False)
-    watch = cuda_device.CudaStopwatch(Idle(cuda, order))
+    stopwatch = cuda_device.CudaStopwatch(FakeLoadGenerator(cuda, order))
 
     def action() -> None:
         order.append("run")
         run()
 
-    assert watch.time(action, 3) == pytest.approx(3e-5)
+    assert stopwatch.time(action, 3) == pytest.approx(3e-5)
     assert order == ["fill", "run", "run", "run", "fill"]
-    assert cuda.gpu().done > cuda.clock.now  # it works, while the host decides what comes next
+    assert cuda.gpu().finish_time > cuda.clock.now  # it works, while the host decides what comes next
 
 
-def test_a_flush_lies_between_the_events_of_two_runs(cuda: "FakeCuda") -> None:
+def test_cache_flush_is_outside_the_timed_events(cuda: "FakeCuda") -> None:
     order: list[str] = []
     flush, run = cuda.kernel(1e-3), cuda.kernel(1e-5, clocked=False)
-    watch = cuda_device.CudaStopwatch(Idle(cuda, order), pre_run=lambda: (order.append("flush"), flush()))  # type: ignore[func-returns-value]
-    assert watch.time(run, 2) == pytest.approx(2e-5)
+    stopwatch = cuda_device.CudaStopwatch(
+        FakeLoadGenerator(cuda, order), pre_run=lambda: (order.append("flush"), flush())
+    )  # type: ignore[func-returns-value]
+    assert stopwatch.time(run, 2) == pytest.approx(2e-5)
     assert order == ["fill", "flush", "flush", "fill"]
 
 
-def test_what_runs_beside_on_a_gpu_lasts_over_the_pause_and_the_runs(cuda: "FakeCuda") -> None:
-    lasting: list[float] = []
+def test_gpu_background_load_spans_lead_and_runs(cuda: "FakeCuda") -> None:
+    durations: list[float] = []
     order: list[str] = []
 
-    def load(seconds: float) -> Any:
-        lasting.append(seconds)
+    def background_load(seconds: float) -> Any:
+        durations.append(seconds)
         return lambda: order.append("end")
 
-    watch = cuda_device.CudaStopwatch(Idle(cuda, order), background=load)
-    watch.time(cuda.kernel(1.0, clocked=False), 1)
+    stopwatch = cuda_device.CudaStopwatch(FakeLoadGenerator(cuda, order), background=background_load)
+    stopwatch.time(cuda.kernel(1.0, clocked=False), 1)
     assert order == ["fill", "fill", "end"]  # products before and after, so that its clock is that of a step
-    watch.time(lambda: None, 4)
-    assert lasting[1] > 2.0 * 4.0  # a run took a second
+    stopwatch.time(lambda: None, 4)
+    assert durations[1] > 2.0 * 4.0  # a run took a second
 
 
-def test_a_gpu_describes_itself(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_description(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tests.calibrate.fake_nvml").install(cuda, monkeypatch)
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     torch.backends.cuda.enable_flash_sdp(True)
-    found = cuda_device.CudaDevice(0).describe("h200-sxm-141gb")
-    assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", "580.95.05", "13.0")
-    assert (found.compute_units, found.memory_bytes, found.threads) == (132, 80 * 2.0**30, 0)
-    assert (found.power_limit_w, found.ecc, found.mig) == (700.0, True, False)
-    assert found.attention.split()[0] == "flash"
-    assert found.host == CpuDevice().name
-    assert found.environment["NCCL_ALGO"] == "Ring"
-    assert "CUDA_VISIBLE_DEVICES" not in found.environment
+    info = cuda_device.CudaDevice(0).describe("h200-sxm-141gb")
+    assert (info.name, info.driver, info.cuda) == ("NVIDIA H200", "580.95.05", "13.0")
+    assert (info.compute_units, info.memory_bytes, info.threads) == (132, 80 * 2.0**30, 0)
+    assert (info.power_limit_w, info.ecc, info.mig) == (700.0, True, False)
+    assert info.attention.split()[0] == "flash"
+    assert info.host == CpuDevice().name
+    assert info.environment["NCCL_ALGO"] == "Ring"
+    assert "CUDA_VISIBLE_DEVICES" not in info.environment
 
 
-def test_a_gpus_conditions_are_what_its_driver_knows(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_conditions_are_the_supported_telemetry(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("tests.calibrate.fake_nvml").install(cuda, monkeypatch)
     library.failing["nvmlDeviceGetPowerUsage"] = 3  # not supported
-    found = cuda_device.CudaDevice(0).conditions()
-    assert found == {"sm_clock_mhz": 1980.0, "memory_clock_mhz": 2619.0, "temperature_c": 30.0}
+    conditions = cuda_device.CudaDevice(0).conditions()
+    assert conditions == {"sm_clock_mhz": 1980.0, "memory_clock_mhz": 2619.0, "temperature_c": 30.0}
 
 
-def _gpu(monkeypatch: pytest.MonkeyPatch) -> cuda_device.CudaDevice:
+def _hopper_device(monkeypatch: pytest.MonkeyPatch) -> cuda_device.CudaDevice:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     return cuda_device.CudaDevice(0)
 
 
-def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, of_rows = _gpu(monkeypatch), {DType.FP8, DType.FP8_ROWWISE}
-    for capability, narrow in (
+def test_gpu_formats_by_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, rowwise = _hopper_device(monkeypatch), {DType.FP8, DType.FP8_ROWWISE}
+    for capability, low_precision in (
         ((8, 0), set()),
-        ((8, 9), of_rows),
-        ((9, 0), {*of_rows, DType.FP8_BLOCKWISE}),
-        ((10, 0), {*of_rows, DType.MXFP8, DType.NVFP4}),
-        ((10, 3), {*of_rows, DType.MXFP8, DType.NVFP4}),
+        ((8, 9), rowwise),
+        ((9, 0), {*rowwise, DType.FP8_BLOCKWISE}),
+        ((10, 0), {*rowwise, DType.MXFP8, DType.NVFP4}),
+        ((10, 3), {*rowwise, DType.MXFP8, DType.NVFP4}),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, now=capability: now)
-        assert {dtype for dtype in LOW_PRECISION_DTYPES if device.supports(dtype)} == narrow
+        assert {dtype for dtype in LOW_PRECISION_DTYPES if device.supports(dtype)} == low_precision
         assert all(device.supports(dtype) for dtype in COMPUTE_DTYPES if dtype not in LOW_PRECISION_DTYPES)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert {dtype for dtype in COMPUTE_DTYPES if device.supports(dtype)} == {DType.FP32, DType.FP16}
@@ -254,7 +258,7 @@ def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch
         ("gfx950:sramecc+:xnack-", {DType.FP8, DType.FP8_ROWWISE, DType.MXFP8}, torch.float8_e4m3fn),
     ],
 )
-def test_an_amd_gpus_formats_depend_on_its_architecture(
+def test_amd_gpu_formats_by_architecture(
     monkeypatch: pytest.MonkeyPatch, architecture: str, narrow: set[DType], form: torch.dtype
 ) -> None:
     """MI250X, MI300X, MI355X: the second has eight bits of its own."""
@@ -266,7 +270,7 @@ def test_an_amd_gpus_formats_depend_on_its_architecture(
     assert fp8_dtype(device.torch) is form
 
 
-_KEPT = """
+_PAGE_FAULT_SCRIPT = """
 import resource
 import torch
 from calibrate.devices import device as devices
@@ -287,8 +291,10 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep what is freed")
-def test_a_cpu_keeps_freed_memory_until_it_is_asked_for_it() -> None:
+def test_cpu_retains_freed_memory_until_release() -> None:
     """16 MiB are 4,096 pages (8 where they are huge): none is new once they are there, all are after a release."""
-    done = subprocess.run([sys.executable, "-c", _KEPT], capture_output=True, text=True, check=True, timeout=120)
-    again, released = map(int, done.stdout.split())
-    assert again < 8 and released >= 8
+    process = subprocess.run(
+        [sys.executable, "-c", _PAGE_FAULT_SCRIPT], capture_output=True, text=True, check=True, timeout=120
+    )
+    repeated_faults, released_faults = map(int, process.stdout.split())
+    assert repeated_faults < 8 and released_faults >= 8

@@ -26,54 +26,54 @@ def _random(*sizes: int) -> Any:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_rms_norm_leaves_a_root_mean_square_of_one(fused: bool) -> None:
+def test_rms_norm_has_unit_root_mean_square(fused: bool) -> None:
     x = torch.randn(8, 64)
     normal = formulas.rmsnorm(x, torch.ones(64), fused=fused)
     assert torch.allclose(normal.pow(2).mean(-1), torch.ones(8), atol=1e-4)
     assert torch.allclose(normal / x, (normal / x)[:, :1].expand_as(x), atol=1e-4)
 
 
-def test_layer_norm_leaves_mean_zero_and_variance_one() -> None:
+def test_layer_norm_has_mean_zero_and_variance_one() -> None:
     normal = formulas.layernorm(_random(8, 64), torch.ones(64).double(), torch.zeros(64).double())
     assert torch.allclose(normal.mean(-1), torch.zeros(8).double(), atol=1e-6)
     assert torch.allclose(normal.var(-1, unbiased=False), torch.ones(8).double(), atol=1e-3)
 
 
-def test_gelu_is_x_times_the_normal_distribution() -> None:
+def test_gelu_is_x_times_the_normal_cdf() -> None:
     assert formulas.gelu(torch.differentiable(1.0)).item() == pytest.approx(0.5 * (1 + math.erf(1 / math.sqrt(2))))
 
 
 def test_swiglu_gates_the_second_half_by_the_first() -> None:
     gate, up = torch.differentiable([0.0, 2.0]), torch.differentiable([3.0, 5.0])
-    found = formulas.swiglu(torch.cat((gate, up))[None], fused=False)
-    assert found[0].tolist() == pytest.approx([0.0, 2.0 / (1 + math.exp(-2.0)) * 5.0])
+    result = formulas.swiglu(torch.cat((gate, up))[None], fused=False)
+    assert result[0].tolist() == pytest.approx([0.0, 2.0 / (1 + math.exp(-2.0)) * 5.0])
 
 
-def test_rotary_turns_pairs_of_elements_by_their_angle() -> None:
+def test_rotary_rotates_pairs_of_elements() -> None:
     """Element i and i + half are a complex number, which is multiplied by exp(i angle)."""
     angle = _random(16, 4)
-    cos, sin = (torch.cat((part, part), -1) for part in (angle.cos(), angle.sin()))
+    cos, sin = (torch.cat((values, values), -1) for values in (angle.cos(), angle.sin()))
     x = _random(2, 3, 16, 8)
-    turned = formulas.rotary(x, cos, sin, fused=False)
+    rotated = formulas.rotary(x, cos, sin, fused=False)
     expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
-    assert torch.allclose(turned, torch.cat((expected.real, expected.imag), -1))
+    assert torch.allclose(rotated, torch.cat((expected.real, expected.imag), -1))
 
 
-def test_softmax_gives_each_query_the_keys_before_it() -> None:
-    shares = formulas.softmax(_random(3, 4, 6), fused=False)
-    assert torch.allclose(shares.sum(-1), torch.ones(3, 4).double())
-    seen = (shares > 0).sum(-1)
-    assert seen.tolist() == [[3, 4, 5, 6]] * 3  # the last of 4 queries sees all 6 keys
+def test_causal_softmax_attends_to_previous_keys() -> None:
+    probabilities = formulas.softmax(_random(3, 4, 6), fused=False)
+    assert torch.allclose(probabilities.sum(-1), torch.ones(3, 4).double())
+    visible_keys = (probabilities > 0).sum(-1)
+    assert visible_keys.tolist() == [[3, 4, 5, 6]] * 3  # the last of 4 queries sees all 6 keys
 
 
 @pytest.mark.parametrize(("query", "causal"), [(6, False), (6, True), (3, True)])
-def test_attention_is_softmax_of_scores_times_values(query: int, causal: bool) -> None:
+def test_attention_equals_softmax_of_scores_times_values(query: int, causal: bool) -> None:
     """Grouped: two queries' heads share each head of keys and values."""
     q, k, v = _random(2, 4, query, 8), _random(2, 2, 6, 8), _random(2, 2, 6, 8)
-    wide_k, wide_v = (part.repeat_interleave(2, dim=1) for part in (k, v))
-    scores = q @ wide_k.transpose(2, 3) / math.sqrt(8)
-    shares = formulas.softmax(scores, fused=False) if causal else torch.softmax(scores, -1)
-    assert torch.allclose(formulas.attention(q, k, v, causal=causal), shares @ wide_v)
+    repeated_k, repeated_v = (tensor.repeat_interleave(2, dim=1) for tensor in (k, v))
+    scores = q @ repeated_k.transpose(2, 3) / math.sqrt(8)
+    probabilities = formulas.softmax(scores, fused=False) if causal else torch.softmax(scores, -1)
+    assert torch.allclose(formulas.attention(q, k, v, causal=causal), probabilities @ repeated_v)
 
 
 @pytest.mark.parametrize("form", [LossImplementation.TORCH, LossImplementation.VOCAB_PARALLEL])
@@ -83,25 +83,25 @@ def test_cross_entropy_and_its_gradient(form: LossImplementation) -> None:
     loss = formulas.cross_entropy(logits, targets, form)
     assert torch.allclose(loss, (logits.logsumexp(-1) - logits[range(8), targets]).mean())
     (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
-    one_hot = torch.nn.functional.one_hot(targets, 32)
-    assert torch.allclose(gradient, (logits.softmax(-1) - one_hot) / 8, atol=1e-6)
+    one_hot_targets = torch.nn.functional.one_hot(targets, 32)
+    assert torch.allclose(gradient, (logits.softmax(-1) - one_hot_targets) / 8, atol=1e-6)
     torch.autograd.grad(loss, logits)
 
 
-def test_megatrons_loss_leaves_its_logits_as_they_are() -> None:
+def test_vocab_parallel_loss_does_not_modify_its_logits() -> None:
     logits = torch.randn(8, 32)
-    before = logits.clone()
+    original = logits.clone()
     formulas.cross_entropy(logits, torch.zeros(8, dtype=torch.long), LossImplementation.VOCAB_PARALLEL)
-    assert torch.equal(logits, before)
+    assert torch.equal(logits, original)
 
 
-def test_dropout_leaves_nine_tenths_and_the_mean() -> None:
+def test_dropout_keeps_nine_tenths_and_the_mean() -> None:
     dropped = formulas.residual_dropout(torch.zeros(10_000), torch.ones(10_000), fused=False)
     assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_cpu_has_no_fused_kernels_of_these() -> None:
+def test_fused_formulas_are_unsupported_on_a_cpu() -> None:
     x = torch.randn(4, 8)
     for call in (
         lambda: formulas.swiglu(x, fused=True),
@@ -116,7 +116,7 @@ def test_a_cpu_has_no_fused_kernels_of_these() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_a_compiled_formula_is_the_same_and_its_graph_can_be_kept() -> None:
+def test_compiled_formula_is_equal_and_its_graph_can_be_retained() -> None:
     """As on a GPU, but with the compiler's CPU backend, which needs a C++ compiler."""
     import shutil
 
@@ -125,18 +125,18 @@ def test_a_compiled_formula_is_the_same_and_its_graph_can_be_kept() -> None:
     from calibrate.kernels.pytorch_ops import compile_settings
 
     with compile_settings():
-        for rows in (16, 24):
-            x = torch.randn(rows, 64, requires_grad=True)
-            plain, fused = formulas._swiglu(x), formulas.compiled(formulas._swiglu)(x)
-            assert torch.allclose(plain, fused, atol=1e-5)
-            expected = torch.autograd.grad(plain, x, torch.ones_like(plain))[0]
+        for tokens in (16, 24):
+            x = torch.randn(tokens, 64, requires_grad=True)
+            eager, fused = formulas._swiglu(x), formulas.compiled(formulas._swiglu)(x)
+            assert torch.allclose(eager, fused, atol=1e-5)
+            expected = torch.autograd.grad(eager, x, torch.ones_like(eager))[0]
             for _ in range(2):
-                found = torch.autograd.grad(fused, x, torch.ones_like(fused), retain_graph=True)[0]
-                assert torch.allclose(found, expected, atol=1e-5)
+                gradient = torch.autograd.grad(fused, x, torch.ones_like(fused), retain_graph=True)[0]
+                assert torch.allclose(gradient, expected, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_uncompiled(
+def test_formulas_are_compiled_once_per_operand_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a backend that counts: more forms than PyTorch compiles of one function, each once, with numbers for sizes."""
@@ -150,13 +150,15 @@ def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_un
         graphs.append([tuple(operand.shape) if isinstance(operand, torch.Tensor) else operand for operand in operands])
         return graph.forward
 
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda *given, **options: compile_(*given, backend=backend, **options))
+    original_compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda *arguments, **options: original_compile(*arguments, backend=backend, **options)
+    )
     formulas.compiled.cache_clear()
-    rows = range(8, 8 + config.recompile_limit + 2)
+    token_counts = range(8, 8 + config.recompile_limit + 2)
     with compile_settings():
-        for many in (*rows, *rows):
-            formulas.compiled(formulas._swiglu)(torch.randn(many, 64, requires_grad=True))
+        for tokens in (*token_counts, *token_counts):
+            formulas.compiled(formulas._swiglu)(torch.randn(tokens, 64, requires_grad=True))
     formulas.compiled.cache_clear()
-    assert graphs == [[(many, 64)] for many in rows]
+    assert graphs == [[(tokens, 64)] for tokens in token_counts]
     assert all(type(size) is int for ((*sizes,),) in graphs for size in sizes)

@@ -13,14 +13,14 @@ from clustersim.program.task import CollectiveType, HostOp
 from clustersim.report.export.write_traces import write_kineto_files
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from tests.interop.synthetic_profiles import GEMM, NCCL, REDUCED, Profile
-from tests.report.small_trace import SMALL, simulated
+from tests.interop.synthetic_profiles import ALL_REDUCE_ARGS, GEMM, NCCL, SyntheticProfile
+from tests.report.small_trace import SMALL_MAPPING, simulated
 
-ALONE = ("cost.interference=0", "cost.network=uncontended")
+UNCONTENDED = ("cost.interference=0", "cost.network=uncontended")
 
 
 @pytest.fixture
-def take_over(tmp_path: Path) -> Callable[..., CalibrationRecord]:
+def import_traces(tmp_path: Path) -> Callable[..., CalibrationRecord]:
     """Import traces into a record."""
 
     def run(traces: Path, cluster: str = "dgx-h100") -> CalibrationRecord:
@@ -32,7 +32,7 @@ def take_over(tmp_path: Path) -> Callable[..., CalibrationRecord]:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def import_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Why an import is refused; nothing is written then."""
 
     def run(traces: Path, cluster: str = "dgx-h100") -> str:
@@ -49,68 +49,72 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 def two_ranks(folder: Path, first: float, second: float, **changes: object) -> Path:
     """An all-reduce that lasts so many microseconds on each."""
     folder.mkdir(exist_ok=True)
-    for rank, lasting in enumerate((first, second)):
-        profile = Profile(rank, 2).step(0, 0.0, 100.0).step(1, 100.0, 100.0)
+    for rank, duration in enumerate((first, second)):
+        profile = SyntheticProfile(rank, 2).add_step(0, 0.0, 100.0).add_step(1, 100.0, 100.0)
         for begin in (0.0, 100.0):
-            profile.kernel(GEMM, begin, begin + 1.0, 90.0)
-            profile.kernel(NCCL, begin + 2.0, begin + 10.0, lasting, stream=20, **{**REDUCED, **changes})
+            profile.add_kernel(GEMM, begin, begin + 1.0, 90.0)
+            profile.add_kernel(NCCL, begin + 2.0, begin + 10.0, duration, stream=20, **{**ALL_REDUCE_ARGS, **changes})
         profile.write(folder / f"{rank}.json")
     return folder
 
 
 @pytest.mark.parametrize("overrides", [(), ("layout.pp=1", "layout.dp=4", "layout.data=zero3")])
-def test_rows_of_a_simulated_step_are_what_its_collectives_take(
-    tmp_path: Path, take_over: Callable[..., CalibrationRecord], overrides: tuple[str, ...]
+def test_samples_of_a_simulated_step_are_its_collective_times(
+    tmp_path: Path, import_traces: Callable[..., CalibrationRecord], overrides: tuple[str, ...]
 ) -> None:
-    result = simulated(*ALONE, *overrides)
+    result = simulated(*UNCONTENDED, *overrides)
     write_kineto_files(result, tmp_path / "traces", range(8))
-    rows = {
-        (row.call.collective, row.call.ranks, round(row.call.payload / 2 / row.call.ranks)): row.time.seconds
-        for row in take_over(tmp_path / "traces").collectives
+    seconds_by_call = {
+        (
+            sample.call.collective,
+            sample.call.ranks,
+            round(sample.call.payload / 2 / sample.call.ranks),
+        ): sample.time.seconds
+        for sample in import_traces(tmp_path / "traces").collectives
     }
-    asked = [comm_op for comm_op in result.program.comm_ops if not isinstance(comm_op, HostOp)]
-    assert len(asked) > 3
-    for exchange in asked:
-        size = result.program.groups[exchange.comm_group].members.shape[1]
-        found = rows[exchange.collective, size, round(exchange.payload / 2 / size)]
-        assert found == pytest.approx(float(result.cost.comm_timing_by_group(exchange).seconds[0]), abs=2e-9)
+    comm_ops = [op for op in result.program.comm_ops if not isinstance(op, HostOp)]
+    assert len(comm_ops) > 3
+    for comm_op in comm_ops:
+        size = result.program.groups[comm_op.comm_group].members.shape[1]
+        seconds = seconds_by_call[comm_op.collective, size, round(comm_op.payload / 2 / size)]
+        assert seconds == pytest.approx(float(result.cost.comm_timing_by_group(comm_op).seconds[0]), abs=2e-9)
 
 
-def test_a_step_with_the_record_of_its_own_trace_takes_as_long(
-    tmp_path: Path, take_over: Callable[..., CalibrationRecord]
+def test_step_time_is_reproduced_with_the_record_of_its_trace(
+    tmp_path: Path, import_traces: Callable[..., CalibrationRecord]
 ) -> None:
-    result = simulated(*ALONE)
+    result = simulated(*UNCONTENDED)
     write_kineto_files(result, tmp_path / "traces", range(8))
-    take_over(tmp_path / "traces")
-    recorded = (*ALONE, f"cost.record={tmp_path / 'record.json'}")
-    again = simulate(Scenario.from_mapping(SMALL, default_name="small", overrides=list(recorded)))
-    assert again.step_time == pytest.approx(result.step_time, rel=1e-4)
-    assert again.provenance_shares["measured"] > 0.0
+    import_traces(tmp_path / "traces")
+    overrides_ = (*UNCONTENDED, f"cost.record={tmp_path / 'record.json'}")
+    second = simulate(Scenario.from_mapping(SMALL_MAPPING, default_name="small", overrides=list(overrides_)))
+    assert second.step_time == pytest.approx(result.step_time, rel=1e-4)
+    assert second.provenance_shares["measured"] > 0.0
 
 
-def test_the_shortest_of_the_members_kernels_counts(
-    tmp_path: Path, take_over: Callable[..., CalibrationRecord]
+def test_collective_time_is_the_shortest_kernel_of_its_members(
+    tmp_path: Path, import_traces: Callable[..., CalibrationRecord]
 ) -> None:
-    record = take_over(two_ranks(tmp_path / "traces", 40.0, 25.0))
-    (row,) = record.collectives
-    assert row.call == CollectiveCall(CollectiveType.ALL_REDUCE, 2048.0, 2, 1, DType.BF16)
-    assert row.time.seconds == pytest.approx(25e-6)
-    assert row.time.repetitions == 2
+    record = import_traces(two_ranks(tmp_path / "traces", 40.0, 25.0))
+    (sample,) = record.collectives
+    assert sample.call == CollectiveCall(CollectiveType.ALL_REDUCE, 2048.0, 2, 1, DType.BF16)
+    assert sample.time.seconds == pytest.approx(25e-6)
+    assert sample.time.repetitions == 2
     assert (record.device.accelerator, record.device.name) == ("h100-sxm-80gb", "NVIDIA H100 80GB HBM3")
 
 
-def test_ranks_that_are_missing_are_said(
-    tmp_path: Path, take_over: Callable[..., CalibrationRecord], capsys: pytest.CaptureFixture[str]
+def test_missing_ranks_are_reported(
+    tmp_path: Path, import_traces: Callable[..., CalibrationRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = two_ranks(tmp_path / "traces", 40.0, 25.0)
     (folder / "1.json").unlink()
-    assert take_over(folder).collectives[0].time.seconds == pytest.approx(40e-6)
+    assert import_traces(folder).collectives[0].time.seconds == pytest.approx(40e-6)
     assert "2 of 2 collectives have no traces of some members" in capsys.readouterr().err
 
 
-def test_nodes_follow_from_ranks(tmp_path: Path, take_over: Callable[..., CalibrationRecord]) -> None:
+def test_node_count_follows_from_ranks(tmp_path: Path, import_traces: Callable[..., CalibrationRecord]) -> None:
     group = {"Process Group Ranks": "[0, 8]"}
-    record = take_over(two_ranks(tmp_path / "traces", 40.0, 25.0, **group))
+    record = import_traces(two_ranks(tmp_path / "traces", 40.0, 25.0, **group))
     assert (record.collectives[0].call.ranks, record.collectives[0].call.nodes) == (2, 2)
 
 
@@ -127,16 +131,18 @@ def test_nodes_follow_from_ranks(tmp_path: Path, take_over: Callable[..., Calibr
         ),
     ],
 )
-def test_what_no_row_can_be_made_of_is_left_out_and_said(
-    tmp_path: Path, refused: Callable[..., str], changes: dict[str, object], why: str
+def test_unusable_kernels_are_skipped_with_a_reason(
+    tmp_path: Path, import_error: Callable[..., str], changes: dict[str, object], why: str
 ) -> None:
-    error = refused(two_ranks(tmp_path / "traces", 40.0, 25.0, **changes))
+    error = import_error(two_ranks(tmp_path / "traces", 40.0, 25.0, **changes))
     assert "has no collective of a known group and payload" in error
     assert why in error
 
 
-def test_another_gpu_and_no_trace_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_wrong_gpu_unknown_cluster_and_missing_trace_are_refused(
+    tmp_path: Path, import_error: Callable[..., str]
+) -> None:
     folder = two_ranks(tmp_path / "traces", 40.0, 25.0)
-    assert "ran on NVIDIA H100 80GB HBM3, but dgx-a100 has a100-sxm-80gb" in refused(folder, "dgx-a100")
-    assert "there is no cluster 'dgx-h10'" in refused(folder, "dgx-h10")
-    assert "cannot be read" in refused(tmp_path / "none.json.gz")
+    assert "ran on NVIDIA H100 80GB HBM3, but dgx-a100 has a100-sxm-80gb" in import_error(folder, "dgx-a100")
+    assert "there is no cluster 'dgx-h10'" in import_error(folder, "dgx-h10")
+    assert "cannot be read" in import_error(tmp_path / "none.json.gz")

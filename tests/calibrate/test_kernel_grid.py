@@ -13,7 +13,7 @@ from clustersim.cost.calibration_record import signature_of
 from clustersim.model.kernels import KernelKind, MatmulLayout, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.scenario import Scenario
 
-FAST = kernel_grid.DeviceRates(flops=1e15, bandwidth=1e13)
+FAST_RATES = kernel_grid.DeviceRates(flops=1e15, bandwidth=1e13)
 
 
 def _scenario(**training: Any) -> dict[str, Any]:
@@ -28,15 +28,15 @@ def _scenario(**training: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "training", [{"fused": True}, {"fused": False, "loss": "torch"}, {"fused": True, "recompute": "full"}]
 )
-def test_presets_have_every_kernel_of_a_scenario_at_their_degrees(training: dict[str, Any]) -> None:
+def test_presets_cover_the_kernels_of_a_scenario(training: dict[str, Any]) -> None:
     """But for the optimizer's, whose sizes depend on the layout."""
-    measured = {signature_of(kernel) for kernel in kernel_grid.preset_kernels(["llama3-8b"])}
+    preset_signatures = {signature_of(kernel) for kernel in kernel_grid.preset_kernels(["llama3-8b"])}
     kernels = distinct_kernels(Scenario.from_mapping(_scenario(**training)))
-    missing = [kernel.name for kernel in kernels if signature_of(kernel) not in measured]
+    missing = [kernel.name for kernel in kernels if signature_of(kernel) not in preset_signatures]
     assert {name.partition(".")[0] for name in missing} == {"optimizer"}
 
 
-def test_kernels_of_several_scenarios_are_joined(tmp_path: Path) -> None:
+def test_kernels_of_several_scenarios_are_merged(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("{model: llama-tiny, cluster: {name: laptop, gpus: 2}, training: {sequence: 64, global_batch: 4}}")
     scenario = Scenario.load(path, ["layout.dp=2"])
@@ -48,24 +48,24 @@ def test_an_unknown_model_is_refused() -> None:
         kernel_grid.preset_kernels(["lama3-70b"])
 
 
-def test_the_grid_has_all_families_layouts_and_routines() -> None:
-    kernels = kernel_grid.grid_kernels([DType.BF16, DType.FP8], FAST, 1.0)
+def test_grid_covers_all_kinds_layouts_and_ops() -> None:
+    kernels = kernel_grid.grid_kernels([DType.BF16, DType.FP8], FAST_RATES, 1.0)
     assert {kernel.kind for kernel in kernels} == set(KernelKind)
-    products = [kernel for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
-    layouts = {(kernel.dtype, kernel.shape.operands) for kernel in products if isinstance(kernel.shape, MatmulShape)}
+    matmuls = [kernel for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
+    layouts = {(kernel.dtype, kernel.shape.operands) for kernel in matmuls if isinstance(kernel.shape, MatmulShape)}
     assert layouts == {(dtype, operands) for dtype in (DType.BF16, DType.FP8) for operands in MatmulLayout}
-    streams = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, MemoryBoundShape)}
-    of_adapters = {MemoryBoundOp.SCALED_SUM, MemoryBoundOp.SCALE, MemoryBoundOp.DEQUANTIZE}
-    beside_the_model = {MemoryBoundOp.BIAS_ADD, MemoryBoundOp.CAUSAL_MASK, MemoryBoundOp.UNSCALE, MemoryBoundOp.ZERO}
-    others = (
-        {MemoryBoundOp.POSITIONS, MemoryBoundOp.COPY, MemoryBoundOp.BALANCE} | of_adapters | beside_the_model
+    ops = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, MemoryBoundShape)}
+    lora_ops = {MemoryBoundOp.SCALED_SUM, MemoryBoundOp.SCALE, MemoryBoundOp.DEQUANTIZE}
+    overhead_ops = {MemoryBoundOp.BIAS_ADD, MemoryBoundOp.CAUSAL_MASK, MemoryBoundOp.UNSCALE, MemoryBoundOp.ZERO}
+    excluded = (
+        {MemoryBoundOp.POSITIONS, MemoryBoundOp.COPY, MemoryBoundOp.BALANCE} | lora_ops | overhead_ops
     )  # copies have rows of their own
-    assert streams == set(MemoryBoundOp) - others
+    assert ops == set(MemoryBoundOp) - excluded
 
 
-def test_the_grids_products_count_as_the_workload_does() -> None:
+def test_grid_matmuls_have_the_flops_and_bytes_of_the_model() -> None:
     """2 m n k FLOP; every operand once, the result once, or read and written where it is added to."""
-    for kernel in kernel_grid.grid_kernels([DType.BF16], FAST, 1.0):
+    for kernel in kernel_grid.grid_kernels([DType.BF16], FAST_RATES, 1.0):
         shape = kernel.shape
         if isinstance(shape, MatmulShape):
             size = shape.batch * shape.m * shape.n
@@ -74,14 +74,14 @@ def test_the_grids_products_count_as_the_workload_does() -> None:
             assert kernel.bytes == 2 * shape.batch * (shape.m * shape.k + shape.k * shape.n) + result
 
 
-def test_the_grid_takes_what_the_device_does_in_the_time() -> None:
+def test_grid_is_limited_by_the_device_rates() -> None:
     """At 100 GFLOP/s a product of 10^9 elements and more lasts over 10 ms."""
-    slow = kernel_grid.DeviceRates(flops=1e11, bandwidth=1e10)
-    few = kernel_grid.grid_kernels([DType.FP32], slow, 10e-3)
-    assert 50 < len(few) < len(kernel_grid.grid_kernels([DType.FP32], FAST, 10e-3))
-    assert all(kernel.flops <= 1e9 and kernel.bytes <= 1e8 for kernel in few)
+    slow_rates = kernel_grid.DeviceRates(flops=1e11, bandwidth=1e10)
+    kernels = kernel_grid.grid_kernels([DType.FP32], slow_rates, 10e-3)
+    assert 50 < len(kernels) < len(kernel_grid.grid_kernels([DType.FP32], FAST_RATES, 10e-3))
+    assert all(kernel.flops <= 1e9 and kernel.bytes <= 1e8 for kernel in kernels)
 
 
-def test_each_signature_of_the_grid_stands_once() -> None:
-    kernels = kernel_grid.grid_kernels([DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8], FAST, 1.0)
+def test_grid_signatures_are_unique() -> None:
+    kernels = kernel_grid.grid_kernels([DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8], FAST_RATES, 1.0)
     assert len({signature_of(kernel) for kernel in kernels}) == len(kernels)

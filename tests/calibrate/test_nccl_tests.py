@@ -25,7 +25,7 @@ SEND_RECV, REDUCE_SCATTER, ALL_TO_ALL = "sendrecv_v2.13_h100.txt", "v2.19_h200.t
 
 
 @pytest.fixture
-def take_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., CalibrationRecord]:
+def import_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., CalibrationRecord]:
     """Import files of nccl/ (or paths) into a record."""
 
     def run(*arguments: str | Path, output: str = "record.json") -> CalibrationRecord:
@@ -37,7 +37,7 @@ def take_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def import_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Why an import is refused; nothing is written then."""
 
     def run(*arguments: str | Path) -> str:
@@ -50,43 +50,43 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
 
 @pytest.fixture
-def changed(tmp_path: Path) -> Callable[..., Path]:
+def edit_file(tmp_path: Path) -> Callable[..., Path]:
     """A copy of a file with something replaced."""
 
-    def write(name: str, *changes: tuple[str, str], to: str | None = None) -> Path:
+    def write(name: str, *changes: tuple[str, str], name_: str | None = None) -> Path:
         text = (FILES / name).read_text(encoding="utf-8")
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        path = tmp_path / (to or name)
+        path = tmp_path / (name_ or name)
         path.write_text(text, encoding="utf-8")
         return path
 
     return write
 
 
-def calls(record: CalibrationRecord) -> dict[CollectiveCall, float]:
-    return {row.call: row.time.seconds for row in record.collectives}
+def seconds_by_call(record: CalibrationRecord) -> dict[CollectiveCall, float]:
+    return {sample.call: sample.time.seconds for sample in record.collectives}
 
 
-def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(
-    take_over: Callable[..., CalibrationRecord],
-) -> None:
-    record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100")
-    assert calls(record)[CollectiveCall(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(401.2e-6)
+def test_v2_10_table_without_root_column(import_files: Callable[..., CalibrationRecord]) -> None:
+    record = import_files(FILES / ALL_GATHER, "--cluster", "dgx-a100")
+    assert seconds_by_call(record)[CollectiveCall(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(
+        401.2e-6
+    )
     assert len(record.collectives) == 5
     assert record.device.accelerator == "a100-sxm-80gb"
     assert record.device.name == "A100-SXM4-80GB"
-    row = record.collectives[0]
-    assert (row.source, row.time.repetitions) == (f"{ALL_GATHER}, means of 20 iterations", 1), (
+    sample = record.collectives[0]
+    assert (sample.source, sample.time.repetitions) == (f"{ALL_GATHER}, means of 20 iterations", 1), (
         "how far they lie apart is not printed"
     )
 
 
-def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., CalibrationRecord]) -> None:
+def test_ranks_and_nodes_are_read_from_the_rank_lines(import_files: Callable[..., CalibrationRecord]) -> None:
     """Mpirun's prefix and a line of NCCL's own between the rows are no obstacle."""
-    record = take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
-    assert calls(record) == {
+    record = import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
+    assert seconds_by_call(record) == {
         CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
         CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**23, 16, 2): pytest.approx(189.4e-6),
         CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**26, 16, 2): pytest.approx(508.8e-6),
@@ -96,22 +96,24 @@ def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., C
     assert [(fit.ranks, fit.nodes) for fit in record.collective_fits] == [(16, 2)]
 
 
-def test_reductions_are_of_the_format_that_they_sum_in_and_all_else_moves_bytes(
-    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path], refused: Callable[..., str]
+def test_reductions_keep_their_format_and_other_collectives_move_bytes(
+    import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path], import_error: Callable[..., str]
 ) -> None:
-    narrow = take_over(changed(ALL_REDUCE, ("   float", "bfloat16")), "--cluster", "dgx-h100")
-    assert {call.format for call in calls(narrow)} == {DType.BF16}
-    assert {fit.format for fit in narrow.collective_fits} == {DType.BF16}
-    both = take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
+    low_precision = import_files(edit_file(ALL_REDUCE, ("   float", "bfloat16")), "--cluster", "dgx-h100")
+    assert {call.format for call in seconds_by_call(low_precision)} == {DType.BF16}
+    assert {fit.format for fit in low_precision.collective_fits} == {DType.BF16}
+    both = import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
     assert {(fit.ranks, fit.format) for fit in both.collective_fits} == {(16, DType.BF16), (16, DType.FP32)}
-    moved = take_over(changed(ALL_GATHER, ("   float", "  double")), "--cluster", "dgx-a100", output="b.json")
-    assert {call.format for call in calls(moved)} == {DType.FP32}
-    message = refused(changed(ALL_REDUCE, ("   float", "  double")), "--cluster", "dgx-h100")
+    moved = import_files(edit_file(ALL_GATHER, ("   float", "  double")), "--cluster", "dgx-a100", output="b.json")
+    assert {call.format for call in seconds_by_call(moved)} == {DType.FP32}
+    message = import_error(edit_file(ALL_REDUCE, ("   float", "  double")), "--cluster", "dgx-h100")
     assert "line 25: sums 'double', which no training does; run with -d float or bfloat16" in message
 
 
-WARN = "[2025-07-01 12:00:00] h100-001:4101:4188 [0] misc/ibvwrap.cc:95 NCCL WARN Call to ibv_open_device failed"
-STDOUT = "[1,0]<stdout>:"
+NCCL_WARNING = (
+    "[2025-07-01 12:00:00] h100-001:4101:4188 [0] misc/ibvwrap.cc:95 NCCL WARN Call to ibv_open_device failed"
+)
+STDOUT_PREFIX = "[1,0]<stdout>:"
 
 
 @pytest.mark.parametrize(
@@ -125,121 +127,132 @@ STDOUT = "[1,0]<stdout>:"
         "[2025-07-01 12:00:00,123] [1,0]<stdout>:",
     ],
 )
-def test_a_table_is_read_through_what_is_put_before_its_lines(
-    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path], prefix: str
+def test_table_is_read_with_line_prefixes(
+    import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path], prefix: str
 ) -> None:
-    expected = calls(take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100"))
-    assert calls(take_over(changed(ALL_REDUCE, (STDOUT, prefix)), "--cluster", "dgx-h100", output="b.json")) == expected
+    expected = seconds_by_call(import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100"))
+    assert (
+        seconds_by_call(
+            import_files(edit_file(ALL_REDUCE, (STDOUT_PREFIX, prefix)), "--cluster", "dgx-h100", output="b.json")
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("begun", "then"),
     [
         ("", ""),
-        (f"{STDOUT}    67108864      16777216     float     sum      -1", STDOUT),
+        (f"{STDOUT_PREFIX}    67108864      16777216     float     sum      -1", STDOUT_PREFIX),
         ("    67108864      16777216     float     sum      -1", ""),
     ],
 )
-def test_a_warning_of_nccls_is_said_and_ends_no_table(
-    take_over: Callable[..., CalibrationRecord],
-    changed: Callable[..., Path],
+def test_nccl_warning_is_reported_and_does_not_end_the_table(
+    import_files: Callable[..., CalibrationRecord],
+    edit_file: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
     begun: str,
     then: str,
 ) -> None:
     """Also in the middle of a row, where NCCL connects ranks that had not talked before, and with an empty line."""
-    expected = calls(take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100"))
-    row = f"{STDOUT}    67108864      16777216     float     sum      -1    508.8"
-    rest = "    508.8" if begun else row
-    broken = changed(ALL_REDUCE, (row, f"{begun}{WARN}\n{STDOUT}{WARN} 2\n{STDOUT}\n{then}{rest}"))
-    assert calls(take_over(broken, "--cluster", "dgx-h100", output="b.json")) == expected
+    expected = seconds_by_call(import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100"))
+    line = f"{STDOUT_PREFIX}    67108864      16777216     float     sum      -1    508.8"
+    remaining_line = "    508.8" if begun else line
+    interrupted = edit_file(
+        ALL_REDUCE,
+        (line, f"{begun}{NCCL_WARNING}\n{STDOUT_PREFIX}{NCCL_WARNING} 2\n{STDOUT_PREFIX}\n{then}{remaining_line}"),
+    )
+    assert seconds_by_call(import_files(interrupted, "--cluster", "dgx-h100", output="b.json")) == expected
     assert "line 1: NCCL warned 2 times, first of: Call to ibv_open_device failed\n" in capsys.readouterr().err
 
 
-def test_a_table_of_2026_names_its_collective_and_has_statistics_and_timestamps(
-    take_over: Callable[..., CalibrationRecord],
+def test_v2_19_table_with_statistics_and_timestamps(
+    import_files: Callable[..., CalibrationRecord],
 ) -> None:
     """The line of size 0, whose payload is too small for a part of each rank, is no row."""
-    record = take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
-    assert {call.collective for call in calls(record)} == {CollectiveType.REDUCE_SCATTER}
-    assert [call.payload for call in calls(record)] == [512.0, 32768.0, 2097152.0, 134217728.0]
+    record = import_files(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
+    assert {call.collective for call in seconds_by_call(record)} == {CollectiveType.REDUCE_SCATTER}
+    assert [call.payload for call in seconds_by_call(record)] == [512.0, 32768.0, 2097152.0, 134217728.0]
     assert record.device.collectives == "nccl 2.28.7"
 
 
-def test_json_says_the_same_as_a_table(take_over: Callable[..., CalibrationRecord]) -> None:
-    record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
-    assert calls(record)[CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
+def test_json_equals_the_table(import_files: Callable[..., CalibrationRecord]) -> None:
+    record = import_files(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    assert seconds_by_call(record)[CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
     assert record.conditions.date == "2026-07-10"
     assert record.device.collectives == "nccl 2.28.7"
 
 
-def test_a_process_with_several_gpus_names_one_of_them_in_json(
-    take_over: Callable[..., CalibrationRecord], tmp_path: Path
-) -> None:
+def test_json_of_one_process_with_several_gpus(import_files: Callable[..., CalibrationRecord], tmp_path: Path) -> None:
     content = json.loads((FILES / ALL_TO_ALL).read_text(encoding="utf-8"))
     content["config"]["ngpus"], content["config"]["devices"] = 8, content["config"]["devices"][:1]
     path = tmp_path / "one_process.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert {call.ranks for call in calls(take_over(path, "--cluster", "hgx-h200"))} == {8}
+    assert {call.ranks for call in seconds_by_call(import_files(path, "--cluster", "hgx-h200"))} == {8}
 
 
-def test_each_version_of_the_json_is_read(
-    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
+def test_json_versions_1_to_3_are_read(
+    import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path]
 ) -> None:
     for version in (1, 2, 3):
-        path = changed(ALL_TO_ALL, ('"version": 3', f'"version": {version}'))
-        assert len(take_over(path, "--cluster", "hgx-h200", output=f"{version}.json").collectives) == 3
+        path = edit_file(ALL_TO_ALL, ('"version": 3', f'"version": {version}'))
+        assert len(import_files(path, "--cluster", "hgx-h200", output=f"{version}.json").collectives) == 3
 
 
-def test_sendrecv_is_pairs_across_nodes_if_the_ring_of_ranks_crosses_them(
-    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
+def test_sendrecv_pairs_cross_nodes_if_the_rank_ring_does(
+    import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path]
 ) -> None:
-    record = take_over(FILES / SEND_RECV, "--cluster", "dgx-h100")
-    assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 1)}
-    apart = [(f"on   h100-001 device  {gpu} ", f"on   h100-002 device  {gpu} ") for gpu in (4, 5, 6, 7)]
-    record = take_over(changed(SEND_RECV, *apart), "--cluster", "dgx-h100", output="two.json")
-    assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 2)}
+    record = import_files(FILES / SEND_RECV, "--cluster", "dgx-h100")
+    assert {(call.ranks, call.nodes) for call in seconds_by_call(record)} == {(2, 1)}
+    two_nodes = [(f"on   h100-001 device  {gpu} ", f"on   h100-002 device  {gpu} ") for gpu in (4, 5, 6, 7)]
+    record = import_files(edit_file(SEND_RECV, *two_nodes), "--cluster", "dgx-h100", output="two.json")
+    assert {(call.ranks, call.nodes) for call in seconds_by_call(record)} == {(2, 2)}
 
 
-def test_in_place_times_are_taken_when_asked_for(take_over: Callable[..., CalibrationRecord]) -> None:
-    record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100", "--in-place")
-    assert calls(record)[CollectiveCall(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(399.7e-6)
+def test_in_place_option_selects_in_place_times(import_files: Callable[..., CalibrationRecord]) -> None:
+    record = import_files(FILES / ALL_GATHER, "--cluster", "dgx-a100", "--in-place")
+    assert seconds_by_call(record)[CollectiveCall(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(
+        399.7e-6
+    )
     assert "in-place" in record.conditions.method
 
 
-def test_groups_of_a_split_run_are_what_communicates(
-    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
+def test_split_runs_are_recorded_by_group(
+    import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path]
 ) -> None:
     """NCCL_TESTS_SPLIT="MOD 8" on two nodes: eight groups of two ranks, one on each node."""
     split = [(f"Rank {rank:2d} Group  0", f"Rank {rank:2d} Group {rank % 8:2d}") for rank in range(16)]
-    record = take_over(changed(ALL_REDUCE, *split), "--cluster", "dgx-h100")
-    assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 2)}
+    record = import_files(edit_file(ALL_REDUCE, *split), "--cluster", "dgx-h100")
+    assert {(call.ranks, call.nodes) for call in seconds_by_call(record)} == {(2, 2)}
 
 
-def test_lines_that_were_printed_again_are_repetitions_of_one_row(
-    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
+def test_repeated_runs_are_repetitions_of_one_sample(
+    import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path]
 ) -> None:
-    again = [changed(ALL_GATHER, ("401.2", time), to=f"all_gather_{time}.txt") for time in ("401.2", "405.2", "409.2")]
-    record = take_over(*again, "--cluster", "dgx-a100")
-    row = next(row for row in record.collectives if row.call.payload == 67108864.0)
-    assert row.time.seconds == pytest.approx(405.2e-6)
-    assert row.time.p5 < row.time.seconds < row.time.p95
-    assert row.time.repetitions == 3
+    paths = [
+        edit_file(ALL_GATHER, ("401.2", time), to=f"all_gather_{time}.txt") for time in ("401.2", "405.2", "409.2")
+    ]
+    record = import_files(*paths, "--cluster", "dgx-a100")
+    candidate = next(sample for sample in record.collectives if sample.call.payload == 67108864.0)
+    assert candidate.time.seconds == pytest.approx(405.2e-6)
+    assert candidate.time.p5 < candidate.time.seconds < candidate.time.p95
+    assert candidate.time.repetitions == 3
 
 
-def test_several_runs_in_one_log_are_several_collectives(
-    take_over: Callable[..., CalibrationRecord], tmp_path: Path
-) -> None:
+def test_several_runs_in_one_log(import_files: Callable[..., CalibrationRecord], tmp_path: Path) -> None:
     text = (FILES / REDUCE_SCATTER).read_text(encoding="utf-8")
     path = tmp_path / "all.log"
     path.write_text(text + text.replace("reduce_scatter_perf", "broadcast_perf"), encoding="utf-8")
-    record = take_over(path, "--cluster", "hgx-h200")
-    assert {call.collective for call in calls(record)} == {CollectiveType.REDUCE_SCATTER, CollectiveType.BROADCAST}
+    record = import_files(path, "--cluster", "hgx-h200")
+    assert {call.collective for call in seconds_by_call(record)} == {
+        CollectiveType.REDUCE_SCATTER,
+        CollectiveType.BROADCAST,
+    }
 
 
-def test_files_add_to_a_record_that_is_there(take_over: Callable[..., CalibrationRecord]) -> None:
-    take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
-    record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+def test_files_are_added_to_an_existing_record(import_files: Callable[..., CalibrationRecord]) -> None:
+    import_files(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
+    record = import_files(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
     assert {fit.collective for fit in record.collective_fits} == {
         CollectiveType.REDUCE_SCATTER,
         CollectiveType.ALL_TO_ALL,
@@ -247,33 +260,35 @@ def test_files_add_to_a_record_that_is_there(take_over: Callable[..., Calibratio
     assert len(record.collectives) == 7
 
 
-def test_a_record_of_another_device_is_left_alone(
-    take_over: Callable[..., CalibrationRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_record_of_another_device_is_not_modified(
+    import_files: Callable[..., CalibrationRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    original = import_files(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
     output = tmp_path / "record.json"
     assert main(["import-nccl-tests", str(FILES / SEND_RECV), "--cluster", "dgx-h100", "-o", str(output)]) == 2
     assert "h200-sxm-141gb and of accelerator h100-sxm-80gb cannot be merged" in capsys.readouterr().err
-    assert read_record(output) == before
+    assert read_record(output) == original
 
 
-def test_a_log_without_lines_of_ranks_takes_them_from_options(
-    take_over: Callable[..., CalibrationRecord], refused: Callable[..., str], changed: Callable[..., Path]
+def test_rank_options_replace_missing_rank_lines(
+    import_files: Callable[..., CalibrationRecord], import_error: Callable[..., str], edit_file: Callable[..., Path]
 ) -> None:
-    bare = changed(SEND_RECV, ("#  Rank", "#  Rnk"))
-    assert "lists no GPUs; say how many ran with --ranks N --nodes N" in refused(bare, "--cluster", "dgx-h100")
-    record = take_over(bare, "--cluster", "dgx-h100", "--ranks", "8", "--nodes", "1")
+    without_ranks = edit_file(SEND_RECV, ("#  Rank", "#  Rnk"))
+    assert "lists no GPUs; say how many ran with --ranks N --nodes N" in import_error(
+        without_ranks, "--cluster", "dgx-h100"
+    )
+    record = import_files(without_ranks, "--cluster", "dgx-h100", "--ranks", "8", "--nodes", "1")
     assert record.device.name == ""
     assert len(record.collectives) == 4
 
 
-def test_a_file_whose_name_says_nothing_takes_the_collective_from_the_option(
-    take_over: Callable[..., CalibrationRecord], refused: Callable[..., str], changed: Callable[..., Path]
+def test_collective_option_replaces_an_uninformative_file_name(
+    import_files: Callable[..., CalibrationRecord], import_error: Callable[..., str], edit_file: Callable[..., Path]
 ) -> None:
-    nameless = changed(ALL_GATHER, to="log.txt")
-    assert "add --collective NAME" in refused(nameless, "--cluster", "dgx-a100")
-    record = take_over(nameless, "--cluster", "dgx-a100", "--collective", "all_gather")
-    assert {call.collective for call in calls(record)} == {CollectiveType.ALL_GATHER}
+    nameless = edit_file(ALL_GATHER, to="log.txt")
+    assert "add --collective NAME" in import_error(nameless, "--cluster", "dgx-a100")
+    record = import_files(nameless, "--cluster", "dgx-a100", "--collective", "all_gather")
+    assert {call.collective for call in seconds_by_call(record)} == {CollectiveType.ALL_GATHER}
 
 
 @pytest.mark.parametrize(
@@ -288,10 +303,10 @@ def test_a_file_whose_name_says_nothing_takes_the_collective_from_the_option(
         (("--cluster", "gb200-nvl72"), "8 ranks on a node, but 4 GPUs in gb200-nvl72"),
     ],
 )
-def test_options_that_do_not_agree_with_the_log_are_refused(
-    refused: Callable[..., str], arguments: tuple[str, ...], sentence: str
+def test_options_that_contradict_the_log_are_refused(
+    import_error: Callable[..., str], arguments: tuple[str, ...], sentence: str
 ) -> None:
-    assert sentence in refused(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200", *arguments)
+    assert sentence in import_error(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -315,38 +330,38 @@ def test_options_that_do_not_agree_with_the_log_are_refused(
         (REDUCE_SCATTER, ("reduce_scatter_perf", "alltoallv_perf"), "alltoallv_perf tests nothing that clustersim has"),
     ],
 )  # fmt: skip
-def test_a_table_that_cannot_be_trusted_is_refused_with_its_line(
-    refused: Callable[..., str], changed: Callable[..., Path], name: str, change: tuple[str, str], sentence: str
+def test_untrustworthy_table_is_refused_with_its_line(
+    import_error: Callable[..., str], edit_file: Callable[..., Path], name: str, change: tuple[str, str], sentence: str
 ) -> None:
-    message = refused(changed(name, change), "--cluster", "dgx-h100" if name == ALL_REDUCE else "hgx-h200")
+    message = import_error(edit_file(name, change), "--cluster", "dgx-h100" if name == ALL_REDUCE else "hgx-h200")
     assert sentence in message
     assert message.startswith("error: ")
     assert message.count("\n") == 1
 
 
-def _early(content: dict[str, Any]) -> None:
+def _remove_out_of_bounds(content: dict[str, Any]) -> None:
     del content["out_of_bounds"]
 
 
-def _wrong(content: dict[str, Any]) -> None:
+def _add_wrong_values(content: dict[str, Any]) -> None:
     content["results"][1]["out_of_place"]["nwrong"] = 5.0
 
 
-def _launching(content: dict[str, Any]) -> None:
+def _replace_time_by_cpu_time(content: dict[str, Any]) -> None:
     content["results"][1]["in_place"]["cpu_time"] = content["results"][1]["in_place"].pop("time")
 
 
-def _absent(content: dict[str, Any]) -> None:
+def _remove_first_result(content: dict[str, Any]) -> None:
     content["results"][0]["out_of_place"] = None
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (_early, "out_of_bounds: is missing, so the run broke off"),
-        (_wrong, "results[1]: 5 wrong values at size 16,777,216 B"),
-        (_launching, "results[1]: cpu_time is what launching takes"),
-        (_absent, "results[0]: there is no out-of-place time above zero"),
+        (_remove_out_of_bounds, "out_of_bounds: is missing, so the run broke off"),
+        (_add_wrong_values, "results[1]: 5 wrong values at size 16,777,216 B"),
+        (_replace_time_by_cpu_time, "results[1]: cpu_time is what launching takes"),
+        (_remove_first_result, "results[0]: there is no out-of-place time above zero"),
         (lambda content: content.update(version=4), "version is 4"),
         (lambda content: content.update(errors=["unhandled system error"]), "errors: the run had an error"),
         (lambda content: content["out_of_bounds"].update(count=2), "the run found 2 values out of bounds"),
@@ -354,40 +369,40 @@ def _absent(content: dict[str, Any]) -> None:
         (lambda content: content.update(results=[]), "no size is above 0 bytes"),
     ],
 )
-def test_json_that_cannot_be_trusted_is_refused_with_its_key(
-    refused: Callable[..., str], tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
+def test_untrustworthy_json_is_refused_with_its_key(
+    import_error: Callable[..., str], tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
 ) -> None:
     content = json.loads((FILES / ALL_TO_ALL).read_text(encoding="utf-8"))
     change(content)
     path = tmp_path / "alltoall.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert sentence in refused(path, "--cluster", "hgx-h200")
+    assert sentence in import_error(path, "--cluster", "hgx-h200")
 
 
-def test_a_file_that_is_none_of_both_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(import_error: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.json"
     path.write_text((FILES / ALL_TO_ALL).read_text(encoding="utf-8")[:900], encoding="utf-8")
-    assert "is not valid JSON, or truncated" in refused(path, "--cluster", "hgx-h200")
+    assert "is not valid JSON, or truncated" in import_error(path, "--cluster", "hgx-h200")
     path.write_text(" \n", encoding="utf-8")
-    assert "is empty" in refused(path, "--cluster", "hgx-h200")
+    assert "is empty" in import_error(path, "--cluster", "hgx-h200")
     path.write_bytes(b"\xff\xfe\x00")
-    assert "not UTF-8" in refused(path, "--cluster", "hgx-h200")
-    assert "cannot be read" in refused(tmp_path / "absent.txt", "--cluster", "hgx-h200")
+    assert "not UTF-8" in import_error(path, "--cluster", "hgx-h200")
+    assert "cannot be read" in import_error(tmp_path / "absent.txt", "--cluster", "hgx-h200")
 
 
-def test_a_run_of_one_rank_exchanges_nothing(refused: Callable[..., str], changed: Callable[..., Path]) -> None:
+def test_single_rank_run_is_refused(import_error: Callable[..., str], edit_file: Callable[..., Path]) -> None:
     text = (FILES / SEND_RECV).read_text(encoding="utf-8")
-    others = re.findall(r"#  Rank  [1-7].*\n", text)
-    alone = changed(SEND_RECV, *((line, "") for line in others))
-    assert "1 ranks on 1 nodes are not two or more" in refused(alone, "--cluster", "dgx-h100")
+    other_lines = re.findall(r"#  Rank  [1-7].*\n", text)
+    single_rank = edit_file(SEND_RECV, *((line, "") for line in other_lines))
+    assert "1 ranks on 1 nodes are not two or more" in import_error(single_rank, "--cluster", "dgx-h100")
 
 
-def test_importing_a_file_again_changes_nothing(take_over: Callable[..., CalibrationRecord]) -> None:
-    first = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
-    assert take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200") == first
+def test_importing_a_file_twice_changes_nothing(import_files: Callable[..., CalibrationRecord]) -> None:
+    first = import_files(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    assert import_files(FILES / ALL_TO_ALL, "--cluster", "hgx-h200") == first
 
 
-def test_what_is_read_says_where_it_stands() -> None:
+def test_samples_have_their_file_location() -> None:
     (run,) = read_runs(FILES / REDUCE_SCATTER)
     assert run.samples[1].location.endswith("v2.19_h200.txt: line 20")
     assert len(run.gpus) == 8

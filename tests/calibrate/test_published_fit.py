@@ -25,7 +25,7 @@ from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import AttentionBackend, Training
 from clustersim.model.transformer import Norm, PositionEncoding, uniform_model
-from tests.uniform_models import layer
+from tests.uniform_models import uniform_layer
 
 BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter slower than the others in long kernels
 
@@ -33,45 +33,52 @@ BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter sl
 @pytest.mark.parametrize(
     "name", [target.name for target in TARGETS] + [derived.name for derived in DERIVED_ACCELERATORS]
 )
-def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: AcceleratorFits, name: str) -> None:
-    def written(efficiency: KernelEfficiency) -> KernelEfficiency:
+def test_packaged_constants_are_the_recommended_ones(fits: AcceleratorFits, name: str) -> None:
+    def rounded(efficiency: KernelEfficiency) -> KernelEfficiency:
         latency, grouped = round(efficiency.kernel_latency, 9), efficiency.expert_matmul
-        called = replace(grouped, call=round(grouped.call, 9))
-        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=called)
+        grouped_ = replace(grouped, call=round(grouped.call, 9))
+        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=grouped_)
 
-    assert written(load_accelerator(name).efficiency) == written(fits.efficiencies[name])
+    assert rounded(load_accelerator(name).efficiency) == rounded(fits.efficiencies[name])
 
 
-def test_matmuls_are_predicted_within_twenty_percent_and_large_ones_within_ten(fits: AcceleratorFits) -> None:
+def test_matmul_errors_are_below_20_percent_and_large_ones_below_10(fits: AcceleratorFits) -> None:
     """The errors are means over all of an accelerator's rows; leaving a row out of its fit changes little."""
-    dense = [row for row in fits.qualities if row.kind.startswith("matmul")]
-    assert {row.accelerator for row in dense} >= {target.name for target in TARGETS}
-    for row in dense:
-        assert row.loo_mape <= (0.25 if row.accelerator in BLACKWELL else 0.20), row
-        assert row.large_loo_mape is None or row.large_loo_mape <= (0.25 if row.accelerator in BLACKWELL else 0.10), row
+    dense = [quality for quality in fits.qualities if quality.kind.startswith("matmul")]
+    assert {quality.accelerator for quality in dense} >= {target.name for target in TARGETS}
+    for quality in dense:
+        assert quality.loo_mape <= (0.25 if quality.accelerator in BLACKWELL else 0.20), quality
+        assert quality.large_loo_mape is None or quality.large_loo_mape <= (
+            0.25 if quality.accelerator in BLACKWELL else 0.10
+        ), quality
 
 
-def test_flash_attention_is_predicted_within_fifteen_percent(fits: AcceleratorFits) -> None:
-    for row in fits.qualities:
-        if row.kind.startswith("attention"):
-            assert row.loo_mape <= (0.20 if row.accelerator in BLACKWELL else 0.15), row
+def test_flash_attention_errors_are_below_15_percent(fits: AcceleratorFits) -> None:
+    for quality in fits.qualities:
+        if quality.kind.startswith("attention"):
+            assert quality.loo_mape <= (0.20 if quality.accelerator in BLACKWELL else 0.15), quality
 
 
-def test_the_roofline_repeats_the_fit_kernel_by_kernel(fits: AcceleratorFits) -> None:
+def test_roofline_equals_the_fitted_model(fits: AcceleratorFits) -> None:
     """The fit works on arrays of rows; the cost source times one kernel. Both are the same model."""
     name = "h100-sxm-80gb"
     roofline = Roofline(load_accelerator(name))
-    rows = [row for row in matmul_samples() if row.accelerator == name and row.dtype not in LOW_PRECISION_DTYPES]
-    kernels = [Kernel("row", KernelKind.MATMUL, row.dtype, row.flops, row.moved_bytes, row.shape) for row in rows]
-    ratios = [roofline.time_kernel(kernel).seconds / row.seconds for kernel, row in zip(kernels, rows, strict=True)]
-    quality = next(row for row in fits.qualities if row.accelerator == name and row.kind == "matmul")
+    samples = [
+        sample for sample in matmul_samples() if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES
+    ]
+    kernels = [
+        Kernel("row", KernelKind.MATMUL, sample.dtype, sample.flops, sample.moved_bytes, sample.shape)
+        for sample in samples
+    ]
+    ratios = [
+        roofline.time_kernel(kernel).seconds / sample.seconds for kernel, sample in zip(kernels, samples, strict=True)
+    ]
+    quality = next(entry for entry in fits.qualities if entry.accelerator == name and entry.kind == "matmul")
     assert np.mean(np.abs(np.array(ratios) - 1.0)) == pytest.approx(quality.mape, rel=1e-6)
 
 
 @pytest.mark.parametrize(("sequence_parallel", "measured"), [(False, 7.7e-3), (True, 7.2e-3)])
-def test_kernels_of_a_published_layer_explain_its_forward_time_up_to_its_collectives(
-    sequence_parallel: bool, measured: float
-) -> None:
+def test_published_22b_layer_forward_time(sequence_parallel: bool, measured: float) -> None:
     """Korthikanti et al. 2022 (arXiv:2205.05198), table 4: one layer of the 22B model, tp 8, microbatch 4, A100.
 
     None of it was fitted on. The measured time holds two all-reduces of 4 x 2048 x 6144 FP16 as well: at the 235 GB/s
@@ -84,16 +91,16 @@ def test_kernels_of_a_published_layer_explain_its_forward_time_up_to_its_collect
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
-def test_recomputing_a_published_attention_core_costs_what_was_measured() -> None:
+def test_published_selective_recompute_time() -> None:
     """Korthikanti table 4: selective recomputation adds 13.1 - 11.8 = 1.3 ms (printed to 0.1 ms), and sends nothing."""
     roofline = Roofline(load_accelerator("a100-sxm-80gb"))
-    core = [
+    core_kernels = [
         kernel
         for operator in layer_22b(True).operators
         if operator.is_in_modules({RecomputeModule.CORE_ATTENTION})
         for kernel in operator.forward
     ]
-    assert sum(roofline.time_kernel(kernel).seconds for kernel in core) == pytest.approx(1.3e-3, abs=0.25e-3)
+    assert sum(roofline.time_kernel(kernel).seconds for kernel in core_kernels) == pytest.approx(1.3e-3, abs=0.25e-3)
 
 
 def layer_22b(sequence_parallel: bool) -> LayerOperators:
@@ -117,27 +124,29 @@ def layer_22b(sequence_parallel: bool) -> LayerOperators:
     )
     precision = mixed_precision(compute=DType.FP16)
     training = Training(2048, global_batch=4, microbatch=4, recipe=precision, attention=AttentionBackend.STANDARD)
-    return layer(model, training, LayerShard(4, 2048, 2048, tp=8, sequence_parallel=sequence_parallel))
+    return uniform_layer(model, training, LayerShard(4, 2048, 2048, tp=8, sequence_parallel=sequence_parallel))
 
 
-def test_best_shapes_of_a_search_are_bounds_and_never_rows_of_a_fit() -> None:
+def test_best_matmul_rates_are_bounds_and_not_fit_samples() -> None:
     assert best_matmul_rates()[("h100-sxm-80gb", DType.BF16)] == 794.5e12
-    assert not any(row.flops / row.seconds == pytest.approx(794.5e12, rel=1e-4) for row in matmul_samples())
+    assert not any(sample.flops / sample.seconds == pytest.approx(794.5e12, rel=1e-4) for sample in matmul_samples())
     for (name, dtype), rate in best_matmul_rates().items():
         assert rate < load_accelerator(name).peak_flops(dtype)
 
 
-def test_a_causal_row_that_counts_the_whole_matrix_is_halved() -> None:
+def test_causal_sample_with_full_matrix_flops_is_halved() -> None:
     """SimuMax prints 1646.5 TFLOP/s over 166.95 us for a causal kernel of 32 heads, 4096 tokens, dimension 128:
 
     4 * 32 * 4096^2 * 128 FLOP / 166.95 us = 1646.5 TFLOP/s, of which a causal kernel executes half.
     """
-    row = next(row for row in attention_samples() if row.accelerator == "b200-sxm-180gb" and row.shape.heads == 32)
-    assert row.seconds == pytest.approx(166.95e-6, rel=1e-3)
-    assert row.flops == 4 * 32 * 4096**2 * 128 / 2
+    candidate = next(
+        sample for sample in attention_samples() if sample.accelerator == "b200-sxm-180gb" and sample.shape.heads == 32
+    )
+    assert candidate.seconds == pytest.approx(166.95e-6, rel=1e-3)
+    assert candidate.flops == 4 * 32 * 4096**2 * 128 / 2
 
 
-def test_leave_one_out_predicts_each_row_from_the_others_alone() -> None:
+def test_leave_one_out_predicts_each_sample_from_the_others() -> None:
     """Candidates predict a constant; rows are 1 s and 4 s, so the weights are 1/3 and 2/3.
 
     Of the candidates 1, 2 and 4 the best overall is 4 (|log| errors 1.39, 0); without the second row it is 1, and
@@ -151,64 +160,66 @@ def test_leave_one_out_predicts_each_row_from_the_others_alone() -> None:
     assert winner.leave_one_out.tolist() == [4.0, 1.0]
 
 
-def test_a_source_is_predicted_from_all_rows_of_the_others() -> None:
+def test_held_out_source_is_predicted_from_the_others() -> None:
     """Rows of 1 s and 1 s of one source and 4 s of another: without the other 1 is best, without the one 4 is."""
     search = GridSearch(np.array([1.0, 1.0, 4.0]), ["one", "one", "other"])
     for value in (1.0, 2.0, 4.0):
         search.evaluate([(value,)], np.full((1, 3), value))
-    unseen = search.optimum().source_held_out
-    assert unseen is not None
-    assert unseen.tolist() == [4.0, 4.0, 1.0]
+    predictions = search.optimum().source_held_out
+    assert predictions is not None
+    assert predictions.tolist() == [4.0, 4.0, 1.0]
 
 
-def test_a_single_source_is_not_left_out() -> None:
+def test_a_single_source_is_not_held_out() -> None:
     search = GridSearch(np.array([1.0, 4.0]), ["one", "one"])
     search.evaluate([(2.0,)], np.full((1, 2), 2.0))
     assert search.optimum().source_held_out is None
 
 
-def test_sources_that_count_alike_are_heard_however_few_rows_they_have() -> None:
+def test_equal_source_weights_ignore_sample_counts() -> None:
     """Nine rows of 1 s and two of 2 s in sources of one row each: by rows 1 is best, by sources 2."""
-    found = []
-    for even in (False, True):
+    optima = []
+    for is_equal_weighted in (False, True):
         search = GridSearch(
-            np.array([1.0] * 9 + [2.0] * 2), [*["many"] * 9, "first", "second"], equal_source_weights=even
+            np.array([1.0] * 9 + [2.0] * 2), [*["many"] * 9, "first", "second"], equal_source_weights=is_equal_weighted
         )
         for value in (1.0, 2.0):
             search.evaluate([(value,)], np.full((1, 11), value))
-        found.append(search.optimum().constants[0])
-    assert found == [1.0, 2.0]
+        optima.append(search.optimum().constants[0])
+    assert optima == [1.0, 2.0]
 
 
-def test_every_source_is_judged_by_itself_and_left_out_where_there_are_others(fits: AcceleratorFits) -> None:
+def test_sources_are_evaluated_separately_and_held_out_if_possible(fits: AcceleratorFits) -> None:
     """The rows of an accelerator's kind are shared out among its sources; one source alone cannot be left out."""
-    for judged in fits.evaluations:
-        of = [
+    for evaluation in fits.evaluations:
+        source_errors = [
             source_error
             for source_error in fits.source_errors
-            if (source_error.accelerator, source_error.kind) == (judged.accelerator, judged.kind)
+            if (source_error.accelerator, source_error.kind) == (evaluation.accelerator, evaluation.kind)
         ]
-        assert sum(source_errors.n for source_errors in of) == len(judged.samples)
-        fitted = not judged.kind.endswith("not fitted")
-        assert all((item.unseen_mape is None) == (len(of) == 1 and fitted) for item in of)
-        mean = sum(element.n * element.mape for element in of) / len(judged.samples)
-        assert mean == pytest.approx(judged.quality.mape)
+        assert sum(item.n for item in source_errors) == len(evaluation.samples)
+        is_fitted = not evaluation.kind.endswith("not fitted")
+        assert all(
+            (element.unseen_mape is None) == (len(source_errors) == 1 and is_fitted) for element in source_errors
+        )
+        mean = sum(entry.n * entry.mape for entry in source_errors) / len(evaluation.samples)
+        assert mean == pytest.approx(evaluation.quality.mape)
 
 
-def test_blackwells_matmuls_rest_on_more_than_one_source(fits: AcceleratorFits) -> None:
+def test_blackwell_matmul_constants_rest_on_three_sources(fits: AcceleratorFits) -> None:
     """Constants of any two sources predict the third within a quarter, and on both sides."""
-    of = [
+    source_errors = [
         source_error
         for source_error in fits.source_errors
         if source_error.accelerator == "b200-sxm-180gb" and source_error.kind == "matmul"
     ]
-    biases = [source_errors.unseen_bias for source_errors in of if source_errors.unseen_bias is not None]
-    assert len(biases) == len(of) == 3
+    biases = [item.unseen_bias for item in source_errors if item.unseen_bias is not None]
+    assert len(biases) == len(source_errors) == 3
     assert min(biases) < 0.0 < max(biases)
     assert max(map(abs, biases)) < 0.25
 
 
-_ONE_TARGET = """
+_ONE_TARGET_SCRIPT = """
 import sys
 from calibrate.__main__ import main
 from calibrate.fit import published
@@ -219,19 +230,19 @@ sys.exit("torch" in sys.modules)
 
 
 @pytest.mark.slow
-def test_the_command_writes_json_without_torch(tmp_path: Path) -> None:
+def test_fit_published_writes_json_without_importing_torch(tmp_path: Path) -> None:
     target = tmp_path / "fits.json"
-    subprocess.run([sys.executable, "-c", _ONE_TARGET, "fit-published", "--json", str(target)], check=True)
-    answer = json.loads(target.read_text())
-    assert answer["efficiency"]["h100-sxm-80gb"]["matmul"]["share"] == pytest.approx(0.75, abs=0.1)
-    assert set(answer["efficiency"]["h100-sxm-80gb"]["matmul"]["shares"]) == {"fp8", "fp8-rowwise", "fp8-blockwise"}
-    kinds = {(item["accelerator"], item["kind"]) for item in answer["qualities"]}
+    subprocess.run([sys.executable, "-c", _ONE_TARGET_SCRIPT, "fit-published", "--json", str(target)], check=True)
+    result = json.loads(target.read_text())
+    assert result["efficiency"]["h100-sxm-80gb"]["matmul"]["share"] == pytest.approx(0.75, abs=0.1)
+    assert set(result["efficiency"]["h100-sxm-80gb"]["matmul"]["shares"]) == {"fp8", "fp8-rowwise", "fp8-blockwise"}
+    kinds = {(item["accelerator"], item["kind"]) for item in result["qualities"]}
     assert {("h100-sxm-80gb", "matmul"), ("h100", "collectives < 1 MiB")} <= kinds
-    assert {"accelerator", "kind", "n", "mape", "loo_mape", "large_n", "large_loo_mape"} <= set(answer["qualities"][0])
+    assert {"accelerator", "kind", "n", "mape", "loo_mape", "large_n", "large_loo_mape"} <= set(result["qualities"][0])
 
 
 @pytest.mark.slow
-def test_an_unwritable_target_is_one_sentence_and_status_two(
+def test_unwritable_target_is_one_sentence_and_status_2(
     fits: AcceleratorFits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(published_fit, "fit_published", lambda: fits)

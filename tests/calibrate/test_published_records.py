@@ -22,52 +22,56 @@ from clustersim.validation.collectives import read_collectives
 
 pytestmark = pytest.mark.slow
 
-SHIPPED = Path(calibrate.__file__).parent / "records" / "published"
+PACKAGED_FOLDER = Path(calibrate.__file__).parent / "records" / "published"
 
 
 @pytest.fixture(scope="module")
-def written(fits: AcceleratorFits) -> dict[str, CalibrationRecord]:
+def built_records(fits: AcceleratorFits) -> dict[str, CalibrationRecord]:
     return build_records(fits)
 
 
-def test_running_the_command_again_gives_the_shipped_bytes(written: dict[str, CalibrationRecord]) -> None:
-    assert {path.stem for path in SHIPPED.glob("*.json")} == set(written)
-    for name, record in written.items():
-        assert record_text(record) == (SHIPPED / f"{name}.json").read_text(encoding="utf-8"), name
+def test_packaged_records_are_reproduced_byte_for_byte(built_records: dict[str, CalibrationRecord]) -> None:
+    assert {path.stem for path in PACKAGED_FOLDER.glob("*.json")} == set(built_records)
+    for name, record in built_records.items():
+        assert record_text(record) == (PACKAGED_FOLDER / f"{name}.json").read_text(encoding="utf-8"), name
 
 
-def test_every_record_can_be_read_is_small_and_names_its_sources(written: dict[str, CalibrationRecord]) -> None:
-    for name, record in written.items():
-        path = SHIPPED / f"{name}.json"
+def test_records_are_readable_small_and_name_their_sources(built_records: dict[str, CalibrationRecord]) -> None:
+    for name, record in built_records.items():
+        path = PACKAGED_FOLDER / f"{name}.json"
         assert path.stat().st_size < 400_000
         assert read_record(path) == record
         assert record.origin is RecordOrigin.PUBLISHED
-        assert all(row.source for row in (*record.kernels, *record.collectives))
+        assert all(sample.source for sample in (*record.kernels, *record.collectives))
 
 
-def test_a_published_kernel_is_answered_as_published_and_not_as_measured(written: dict[str, CalibrationRecord]) -> None:
+def test_published_kernel_has_published_provenance(built_records: dict[str, CalibrationRecord]) -> None:
     name = "h100-sxm-80gb"
-    answers = MeasuredKernels(written[name], load_accelerator(name))
-    row = next(row for row in written[name].kernels if row.time is not None)
-    timing = answers.time_kernel(row.kernel)
-    assert row.time is not None
-    assert timing.seconds == row.time.seconds
+    cost = MeasuredKernels(built_records[name], load_accelerator(name))
+    candidate = next(sample for sample in built_records[name].kernels if sample.time is not None)
+    timing = cost.time_kernel(candidate.kernel)
+    assert candidate.time is not None
+    assert timing.seconds == candidate.time.seconds
     assert timing.provenance is Provenance.PUBLISHED
 
 
-def test_accelerators_with_fitted_constants_carry_them_with_residuals(written: dict[str, CalibrationRecord]) -> None:
+def test_fitted_accelerators_have_residuals(built_records: dict[str, CalibrationRecord]) -> None:
     for target in TARGETS:
-        kernel_fit = written[target.name].kernel_fit
+        kernel_fit = built_records[target.name].kernel_fit
         assert kernel_fit is not None
         assert kernel_fit.residuals
         assert all(residual.left_out <= 0.25 for residual in kernel_fit.residuals.values())
-    assert written["v100-sxm-32gb"].kernel_fit is None  # a sibling's
+    assert built_records["v100-sxm-32gb"].kernel_fit is None  # a sibling's
 
 
-def test_sources_that_differ_are_one_row_with_their_median_and_range(written: dict[str, CalibrationRecord]) -> None:
+def test_different_sources_are_one_sample_with_median_and_range(built_records: dict[str, CalibrationRecord]) -> None:
     """All-reduce of 64 KiB among 8 H100: 19.53 us in dgxc-benchmarking, 42.2 us in Azure's table, and two between."""
-    rows = written["h100-sxm-80gb"].collectives
-    row = next(row for row in rows if row.call.collective is CollectiveType.ALL_REDUCE and row.call.payload == 2**16)
+    samples = built_records["h100-sxm-80gb"].collectives
+    candidate = next(
+        sample
+        for sample in samples
+        if sample.call.collective is CollectiveType.ALL_REDUCE and sample.call.payload == 2**16
+    )
     published = [
         case.positive_float("time_us") * 1e-6
         for case in read_collectives()
@@ -78,17 +82,17 @@ def test_sources_that_differ_are_one_row_with_their_median_and_range(written: di
         == ("8", "1", "all_reduce", "")
         and case.text("bytes") == "65536"
     ]
-    assert row.time.repetitions == len(published) >= 2
-    assert row.time.p5 <= min(published) * 1.01 <= max(published) * 0.99 <= row.time.p95
-    assert row.time.seconds == pytest.approx(np.median(published))
-    assert "dgxc" in row.source
-    assert "azure" in row.source
+    assert candidate.time.repetitions == len(published) >= 2
+    assert candidate.time.p5 <= min(published) * 1.01 <= max(published) * 0.99 <= candidate.time.p95
+    assert candidate.time.seconds == pytest.approx(np.median(published))
+    assert "dgxc" in candidate.source
+    assert "azure" in candidate.source
 
 
-def test_collectives_stay_within_a_node_and_are_fitted(written: dict[str, CalibrationRecord]) -> None:
-    for record in written.values():
-        assert all(row.call.nodes == 1 for row in record.collectives)
-    assert {fit.collective for fit in written["b200-sxm-180gb"].collective_fits} == {
+def test_collectives_are_intra_node_and_fitted(built_records: dict[str, CalibrationRecord]) -> None:
+    for record in built_records.values():
+        assert all(sample.call.nodes == 1 for sample in record.collectives)
+    assert {fit.collective for fit in built_records["b200-sxm-180gb"].collective_fits} == {
         CollectiveType.ALL_REDUCE,
         CollectiveType.ALL_GATHER,
         CollectiveType.REDUCE_SCATTER,
@@ -97,14 +101,18 @@ def test_collectives_stay_within_a_node_and_are_fitted(written: dict[str, Calibr
     }
 
 
-def test_every_published_matmul_is_in_its_record(written: dict[str, CalibrationRecord]) -> None:
-    known = {(name, row.signature) for name, record in written.items() for row in record.kernels}
-    for row in matmul_samples():
-        assert any(name == row.accelerator and found.shape == row.shape for name, found in known)
-    assert all(signature_of(row.kernel) == row.signature for record in written.values() for row in record.kernels)
+def test_every_published_matmul_is_in_its_record(built_records: dict[str, CalibrationRecord]) -> None:
+    signatures = {(name, sample.signature) for name, record in built_records.items() for sample in record.kernels}
+    for sample in matmul_samples():
+        assert any(name == sample.accelerator and signature_.shape == sample.shape for name, signature_ in signatures)
+    assert all(
+        signature_of(sample.kernel) == sample.signature
+        for record in built_records.values()
+        for sample in record.kernels
+    )
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(
+def test_uncreatable_folder_is_one_sentence(
     fits: AcceleratorFits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(published_fit, "fit_published", lambda: fits)

@@ -12,68 +12,70 @@ from clustersim.model.precision_recipe import OperandCast
 from clustersim.model.quantization import quantize_kernels, transpose_kernel
 
 torch = pytest.importorskip("torch")
-quantizing = pytest.importorskip("calibrate.kernels.pytorch_ops.quantization")
+quantization = pytest.importorskip("calibrate.kernels.pytorch_ops.quantization")
 from calibrate.kernels import pytorch_ops, quantization_formulas  # noqa: E402 - after torch is known to be there
 from calibrate.kernels.formulas import UnsupportedKernel, _copy_function  # noqa: E402
 
-CPU = torch.device("cpu")
+CPU_DEVICE = torch.device("cpu")
 SIZES = 256, 384
-MADE = [item for item in LOW_PRECISION_DTYPES if item is not DType.NVFP4]
-SHARED = {DType.FP8: None, DType.FP8_ROWWISE: 384, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32}
+SUPPORTED_FORMATS = [item for item in LOW_PRECISION_DTYPES if item is not DType.NVFP4]
+SCALE_BLOCKS = {DType.FP8: None, DType.FP8_ROWWISE: 384, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32}
 
 
-def _cast(narrow: DType, reads: int = 1, copies: int = 2, sizes: tuple[int, int] = SIZES) -> Kernel:
-    (made,) = quantize_kernels(
-        "test", OperandCast(reads, copies), sizes, high_precision=DType.BF16, low_precision=narrow
+def _cast(dtype: DType, reads: int = 1, copies: int = 2, sizes: tuple[int, int] = SIZES) -> Kernel:
+    (kernel,) = quantize_kernels(
+        "test", OperandCast(reads, copies), sizes, high_precision=DType.BF16, low_precision=dtype
     )
-    return made
+    return kernel
 
 
-def _chosen(kernel: Kernel) -> tuple[quantizing.Formula, tuple[torch.Tensor, ...]]:
+def _select_formula(kernel: Kernel) -> tuple[quantization.Formula, tuple[torch.Tensor, ...]]:
     assert isinstance(kernel.shape, MemoryBoundShape)
-    found: tuple[quantizing.Formula, tuple[torch.Tensor, ...]] = quantizing.select_formula(
-        kernel.shape, kernel.dtype, CPU
+    selected: tuple[quantization.Formula, tuple[torch.Tensor, ...]] = quantization.select_formula(
+        kernel.shape, kernel.dtype, CPU_DEVICE
     )
-    return found
+    return selected
 
 
-def _ran(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.QuantizedTensors]:
+def _run_formula(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.QuantizedTensors]:
     """The operand, and what is made of it."""
-    formula, operands = _chosen(kernel)
+    formula, operands = _select_formula(kernel)
     return operands[0], formula(*operands)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("narrow", MADE)
-def test_what_is_written_is_what_the_workload_counts(narrow: DType, copies: int) -> None:
+@pytest.mark.parametrize("narrow", SUPPORTED_FORMATS)
+def test_written_bytes_are_the_counted_ones(narrow: DType, copies: int) -> None:
     """Numbers and scales of blocks; scales of rows (1 in 256) and of the tensor are counted as nothing."""
     kernel = _cast(narrow, copies=copies)
-    written = sum(item.nbytes for item in _ran(kernel)[1])
+    written = sum(item.nbytes for item in _run_formula(kernel)[1])
     assert written == pytest.approx(copies * SIZES[0] * SIZES[1] * narrow.bytes, rel=4 / 256)
     assert kernel.bytes == SIZES[0] * SIZES[1] * (2 + copies * narrow.bytes)
     assert pytorch_ops.allocated_bytes(kernel, torch.device("cuda")) == kernel.bytes
 
 
-@pytest.mark.parametrize("narrow", [element for element in MADE if element is not DType.FP8])
-def test_copies_by_rows_and_by_columns_are_the_operand(narrow: DType) -> None:
+@pytest.mark.parametrize("narrow", [element for element in SUPPORTED_FORMATS if element is not DType.FP8])
+def test_rowwise_and_columnwise_copies_equal_the_operand(narrow: DType) -> None:
     """Numbers times their scales are off by 1/16 at most, those far below their block's largest by less of that."""
-    x, (rows, of_rows, columns, of_columns) = _ran(_cast(narrow, reads=3 if narrow is DType.FP8_ROWWISE else 1))
-    for wanted, numbers, scales in ((x, rows, of_rows), (x.t(), columns, of_columns)):
-        assert numbers.shape == wanted.shape and numbers.is_contiguous()
-        wide = torch.exp2(scales.float() - 127) if narrow is DType.MXFP8 else scales
-        shared = torch.repeat_interleave(wide, wanted.shape[1] // wide.shape[1], dim=1)
-        assert torch.allclose(numbers.float() * shared, wanted.float(), rtol=1 / 16, atol=0.01)
-        assert numbers.float().abs().max() <= 448.0
+    x, (row_values, row_scales, column_values, column_scales) = _run_formula(
+        _cast(narrow, reads=3 if narrow is DType.FP8_ROWWISE else 1)
+    )
+    for expected, values, scales in ((x, row_values, row_scales), (x.t(), column_values, column_scales)):
+        assert values.shape == expected.shape and values.is_contiguous()
+        fp32_scales = torch.exp2(scales.float() - 127) if narrow is DType.MXFP8 else scales
+        expanded_scales = torch.repeat_interleave(fp32_scales, expected.shape[1] // fp32_scales.shape[1], dim=1)
+        assert torch.allclose(values.float() * expanded_scales, expected.float(), rtol=1 / 16, atol=0.01)
+        assert values.float().abs().max() <= 448.0
 
 
-def test_the_scale_of_a_tensor_is_found_first() -> None:
-    x, (numbers, scale, turned) = _ran(_cast(DType.FP8, reads=2))
-    assert numbers.float().abs().max().item() == 448.0
-    assert torch.allclose(numbers.float() / scale, x.float(), rtol=1 / 16, atol=0.001)
-    assert torch.equal(turned.float(), numbers.t().float()) and turned.is_contiguous()
+def test_current_scaling_uses_the_tensor_maximum() -> None:
+    x, (values, scale, transposed) = _run_formula(_cast(DType.FP8, reads=2))
+    assert values.float().abs().max().item() == 448.0
+    assert torch.allclose(values.float() / scale, x.float(), rtol=1 / 16, atol=0.001)
+    assert torch.equal(transposed.float(), values.t().float()) and transposed.is_contiguous()
 
 
-def test_zeros_stay_zeros() -> None:
+def test_zeros_are_quantized_to_zeros() -> None:
     zeros, like = torch.zeros(SIZES), torch.empty(0, dtype=torch.float8_e4m3fn)
     for formula in (
         quantization_formulas.current_scaling,
@@ -97,31 +99,31 @@ def test_zeros_stay_zeros() -> None:
         (transpose_kernel("test", SIZES, DType.MXFP8), quantization_formulas.transpose_copy),
     ],
 )
-def test_how_often_an_operand_is_read_tells_what_is_done(kernel: Kernel, formula: quantizing.Formula) -> None:
-    assert _chosen(kernel)[0] is formula
+def test_formula_is_selected_by_the_number_of_reads(kernel: Kernel, formula: quantization.Formula) -> None:
+    assert _select_formula(kernel)[0] is formula
 
 
-def test_kernels_that_read_an_operand_more_often_are_others() -> None:
+def test_read_counts_distinguish_kernel_signatures() -> None:
     once, twice = (_cast(DType.FP8, reads=reads) for reads in (1, 2))
-    known = [signature_of(kernel) for kernel in (once, twice, _cast(DType.MXFP8))]
-    assert None not in known and len(set(known)) == 3
-    assert len({extract_features(item).comparable_key for item in known if item is not None}) == 3
-    assert [family_of(element) for element in known if element is not None] == [
+    signatures = [signature_of(kernel) for kernel in (once, twice, _cast(DType.MXFP8))]
+    assert None not in signatures and len(set(signatures)) == 3
+    assert len({extract_features(item).comparable_key for item in signatures if item is not None}) == 3
+    assert [family_of(element) for element in signatures if element is not None] == [
         "quantize fused bf16 fp8",
         "quantize fused bf16 fp8",
         "quantize fused bf16 mxfp8",
     ]
 
 
-def test_a_loaded_rank_reads_its_operands_as_often() -> None:
-    more = _cast(DType.FP8, reads=2).scale_rows(1.5)
-    assert isinstance(more.shape, MemoryBoundShape)
-    assert (more.shape.table, more.shape.rows) == (2, 384)
+def test_loaded_rank_keeps_the_number_of_reads() -> None:
+    loaded = _cast(DType.FP8, reads=2).scale_rows(1.5)
+    assert isinstance(loaded.shape, MemoryBoundShape)
+    assert (loaded.shape.table, loaded.shape.rows) == (2, 384)
 
 
-def test_weights_of_a_step_are_matrices() -> None:
+def test_weights_of_a_step_are_cast_as_matrices() -> None:
     """Counted as one column of all their elements."""
-    x, _ = _ran(_cast(DType.MXFP8, sizes=(96 * 4096, 1)))
+    x, _ = _run_formula(_cast(DType.MXFP8, sizes=(96 * 4096, 1)))
     assert x.shape == (96, 4096)
 
 
@@ -134,19 +136,19 @@ def test_weights_of_a_step_are_matrices() -> None:
         (_cast(DType.FP8_BLOCKWISE, sizes=(64, 256)), "fp8-blockwise shares scales in blocks of 128"),
     ],
 )
-def test_what_pytorch_has_no_cast_for_is_said(kernel: Kernel, said: str) -> None:
+def test_casts_that_pytorch_lacks_are_unsupported(kernel: Kernel, said: str) -> None:
     with pytest.raises(UnsupportedKernel, match=said):
-        _chosen(kernel)
+        _select_formula(kernel)
 
 
-def test_rows_alone_need_no_whole_blocks_of_columns() -> None:
+def test_rowwise_only_casts_need_no_full_column_blocks() -> None:
     kernel = _cast(DType.FP8_BLOCKWISE, copies=1, sizes=(64, 256))
-    assert _chosen(replace(kernel))[0] is quantization_formulas.blockwise
+    assert _select_formula(replace(kernel))[0] is quantization_formulas.blockwise
 
 
-def test_a_cpu_has_no_fused_cast() -> None:
+def test_fused_casts_are_unsupported_on_a_cpu() -> None:
     with pytest.raises(UnsupportedKernel, match="quantize: PyTorch has no fused kernel for it on a CPU"):
-        pytorch_ops.prepare_kernel(_cast(DType.FP8), CPU)
+        pytorch_ops.prepare_kernel(_cast(DType.FP8), CPU_DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +160,10 @@ def test_a_cpu_has_no_fused_cast() -> None:
         quantization_formulas.mx_scaling_transposed,
     ],
 )
-def test_casts_are_compiled_as_a_whole(formula: quantizing.Formula) -> None:
+def test_casts_compile_without_graph_breaks(formula: quantization.Formula) -> None:
     """As on a GPU, but for the kernels: PyTorch traces the formula without a break, and its results lie as they do."""
     x, like = torch.randn(SIZES).bfloat16(), torch.empty(0, dtype=torch.float8_e4m3fn)
     run = torch.compile(_copy_function(formula), dynamic=False, fullgraph=True, backend="aot_eager")
-    for made, wanted in zip(run(x, like), formula(x, like), strict=True):
-        assert made.stride() == wanted.stride()
-        assert torch.equal(made.float(), wanted.float())
+    for compiled, expected in zip(run(x, like), formula(x, like), strict=True):
+        assert compiled.stride() == expected.stride()
+        assert torch.equal(compiled.float(), expected.float())

@@ -26,43 +26,43 @@ from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, InSituSample, TelemetrySample
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.cost.timing import Bottleneck
-from tests.calibrate.report_record import LONGER, SHIPPED, full_record
-from tests.calibrate.synthetic_records import matmul, record_of, row
+from tests.calibrate.report_record import PACKAGED_ACCELERATOR, SLOWDOWN, full_record
+from tests.calibrate.synthetic_records import kernel_sample, sized_matmul, synthetic_record
 
-PEAK, BANDWIDTH = 989e12, 3.35e12  # of an H100, dense BF16
+PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12  # of an H100, dense BF16
 
 
 @pytest.fixture(scope="session")
-def full() -> CalibrationRecord:
-    return fit_record(full_record(), SHIPPED)
+def fitted_record() -> CalibrationRecord:
+    return fit_record(full_record(), PACKAGED_ACCELERATOR)
 
 
 def _empty() -> CalibrationRecord:
-    return record_of(SHIPPED, [])
+    return synthetic_record(PACKAGED_ACCELERATOR, [])
 
 
-def test_efficiency_is_the_time_at_the_peak_over_the_measured_time() -> None:
+def test_efficiency_is_peak_time_over_measured_time() -> None:
     """8192 cubed is 1.1 PFLOP: 1.11 ms at the peak. A product with k = 8 has more bytes than FLOP to wait for."""
-    large, thin = matmul(8192, 8192, 8192), matmul(8192, 8192, 8)
-    record = replace(_empty(), kernels=(row(large, 2e-3), row(thin, 1e-4)))
-    most = roofline_limits(record, SHIPPED)
-    assert most is not None and most.is_from_datasheet
-    first, second = achieved_efficiencies(record, most)
+    large, memory_bound = sized_matmul(8192, 8192, 8192), sized_matmul(8192, 8192, 8)
+    record = replace(_empty(), kernels=(kernel_sample(large, 2e-3), kernel_sample(memory_bound, 1e-4)))
+    limits = roofline_limits(record, PACKAGED_ACCELERATOR)
+    assert limits is not None and limits.is_from_datasheet
+    first, second = achieved_efficiencies(record, limits)
     assert (first.bound, first.rate) == (Bottleneck.COMPUTE, pytest.approx(2 * 8192**3 / 2e-3))
-    assert first.efficiency == pytest.approx(2 * 8192**3 / PEAK / 2e-3)
-    moved = 2 * (2 * 8192 * 8 + 8192 * 8192)
-    assert (second.bound, second.rate) == (Bottleneck.MEMORY, pytest.approx(moved / 1e-4))
-    assert second.efficiency == pytest.approx(moved / BANDWIDTH / 1e-4)
+    assert first.efficiency == pytest.approx(2 * 8192**3 / PEAK_FLOPS / 2e-3)
+    byte_count = 2 * (2 * 8192 * 8 + 8192 * 8192)
+    assert (second.bound, second.rate) == (Bottleneck.MEMORY, pytest.approx(byte_count / 1e-4))
+    assert second.efficiency == pytest.approx(byte_count / BANDWIDTH / 1e-4)
 
 
-def test_each_family_has_its_best_median_and_worst_shape() -> None:
+def test_efficiency_lists_best_median_and_worst_shape_per_family() -> None:
     sizes = (1024, 2048, 4096, 8192, 16384)  # all of more FLOP for a byte than an H100 has
-    rows = tuple(row(matmul(size, size, size), 2 * size**3 / (PEAK * share)) for size, share in zip(
+    samples = tuple(kernel_sample(sized_matmul(size, size, size), 2 * size**3 / (PEAK_FLOPS * share)) for size, share in zip(
         sizes, (0.5, 0.6, 0.7, 0.8, 0.1), strict=True))  # fmt: skip
-    record = replace(_empty(), kernels=rows)
-    most = roofline_limits(record, SHIPPED)
-    assert most is not None
-    section = efficiency_section(record, most)
+    record = replace(_empty(), kernels=samples)
+    limits = roofline_limits(record, PACKAGED_ACCELERATOR)
+    assert limits is not None
+    section = efficiency_section(record, limits)
     assert [(cells[0], cells[1], cells[-1]) for cells in section.rows] == [
         ("matmul bf16 (5)", "best 80.0%", "NT m 8192, n 8192, k 8192"),
         ("", "median 60.0%", "NT m 2048, n 2048, k 2048"),
@@ -70,51 +70,53 @@ def test_each_family_has_its_best_median_and_worst_shape() -> None:
     ]
 
 
-def test_a_cpu_is_compared_with_its_own_best_since_its_file_is_a_placeholder(full: CalibrationRecord) -> None:
-    of_cpu = replace(full, device=replace(full.device, threads=4))
-    most = roofline_limits(of_cpu, SHIPPED)
-    assert most is not None and full.kernel_fit is not None
-    assert not most.is_from_datasheet and most.flops == full.kernel_fit.peak
+def test_cpu_is_compared_with_its_fitted_peak(fitted_record: CalibrationRecord) -> None:
+    cpu_record = replace(fitted_record, device=replace(fitted_record.device, threads=4))
+    limits = roofline_limits(cpu_record, PACKAGED_ACCELERATOR)
+    assert limits is not None and fitted_record.kernel_fit is not None
+    assert not limits.is_from_datasheet and limits.flops == fitted_record.kernel_fit.peak
 
 
-def test_constants_of_a_slower_device_are_the_shipped_ones_slowed(full: CalibrationRecord) -> None:
+def test_constants_of_a_slower_device(fitted_record: CalibrationRecord) -> None:
     """Rows are LONGER times the shipped model's: what the fit finds of rates and latencies is as much worse."""
-    found = {compare_constant.key: compare_constant for compare_constant in compare_constants(full, SHIPPED)}
+    constants_by_key = {constant.key: constant for constant in compare_constants(fitted_record, PACKAGED_ACCELERATOR)}
     for key in ("matmul_bf16", "memory"):
-        assert found[key].ratio == pytest.approx(1 / LONGER, rel=0.02)
-    assert found["kernel_latency"].ratio == pytest.approx(LONGER, rel=0.1)
-    assert found["launch_interval"].measured == full.launch_interval
-    assert found["sustained"].measured == pytest.approx(20 / 23)  # of the products' chain rows
-    assert found["interference"].measured == pytest.approx(0.25)  # beside the collective, not the copy
-    assert found["spread"].measured == pytest.approx(0.0229 / 1.035, rel=1e-2)  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
+        assert constants_by_key[key].ratio == pytest.approx(1 / SLOWDOWN, rel=0.02)
+    assert constants_by_key["kernel_latency"].ratio == pytest.approx(SLOWDOWN, rel=0.1)
+    assert constants_by_key["launch_interval"].measured == fitted_record.launch_interval
+    assert constants_by_key["sustained"].measured == pytest.approx(20 / 23)  # of the products' chain rows
+    assert constants_by_key["interference"].measured == pytest.approx(0.25)  # beside the collective, not the copy
+    assert constants_by_key["spread"].measured == pytest.approx(
+        0.0229 / 1.035, rel=1e-2
+    )  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
 
 
-def test_the_factor_of_a_layer_counts_families_by_their_time() -> None:
-    rows = (InSituSample("a", 1, isolated=9.0, in_chain=9.0), InSituSample("b", 1, isolated=1.0, in_chain=2.0))
-    assert in_situ_factor(rows) == pytest.approx(1.1)
+def test_in_situ_factor_is_weighted_by_time() -> None:
+    samples = (InSituSample("a", 1, isolated=9.0, in_chain=9.0), InSituSample("b", 1, isolated=1.0, in_chain=2.0))
+    assert in_situ_factor(samples) == pytest.approx(1.1)
     assert in_situ_factor(()) is None
 
 
-def test_the_steady_state_is_the_end_of_the_soak(full: CalibrationRecord) -> None:
-    last = [moment for moment in full.moments if moment.part == "soak"][-1]
-    assert steady_telemetry(full) == last.state
+def test_steady_state_is_the_end_of_burn_in(fitted_record: CalibrationRecord) -> None:
+    last = [sample for sample in fitted_record.moments if sample.part == "soak"][-1]
+    assert steady_telemetry(fitted_record) == last.state
     assert steady_telemetry(_empty()) is None
 
 
-def test_sessions_are_drawn_one_after_the_other() -> None:
+def test_telemetry_of_sessions_is_concatenated() -> None:
     state = DeviceTelemetry(1500.0)
-    moments = [
-        TelemetrySample(t, part, state) for t, part in ((0.0, "soak"), (5.0, "kernels"), (0.0, "soak"), (3.0, "host"))
+    samples = [
+        TelemetrySample(t, stage, state) for t, stage in ((0.0, "soak"), (5.0, "kernels"), (0.0, "soak"), (3.0, "host"))
     ]
-    assert [(concatenate_session.seconds, concatenate_session.part) for concatenate_session in concatenate_sessions(moments)] == [
+    assert [(sample.seconds, sample.part) for sample in concatenate_sessions(samples)] == [
         (0.0, "soak"), (5.0, "kernels"), (5.0, "soak"), (8.0, "host"),
     ]  # fmt: skip
-    assert stage_intervals(concatenate_sessions(moments)) == [
+    assert stage_intervals(concatenate_sessions(samples)) == [
         ("soak", 0.0, 0.0), ("kernels", 5.0, 5.0), ("soak", 5.0, 5.0), ("host", 8.0, 8.0),
     ]  # fmt: skip
 
 
-def test_what_holds_clocks_down_is_a_share_of_the_looks() -> None:
+def test_throttle_reasons_are_shares_of_samples() -> None:
     states = [
         DeviceTelemetry(throttled=("a", "b")),
         DeviceTelemetry(throttled=("a",)),
@@ -125,8 +127,8 @@ def test_what_holds_clocks_down_is_a_share_of_the_looks() -> None:
     assert describe_telemetry(DeviceTelemetry()) == "the device does not say its clock"
 
 
-def test_text_page_and_json_have_every_section(full: CalibrationRecord) -> None:
-    report = build_report("full.json", full, SHIPPED)
+def test_text_page_and_json_have_every_section(fitted_record: CalibrationRecord) -> None:
+    report = build_report("full.json", fitted_record, PACKAGED_ACCELERATOR)
     keys = ["steps", "constants", "efficiency", "under_load", "chain", "host", "interference", "collectives", "gpus"]
     assert [section.key for section in report.sections] == [*keys, "copies"]
     assert report.missing_contents == ()
@@ -139,81 +141,79 @@ def test_text_page_and_json_have_every_section(full: CalibrationRecord) -> None:
     assert "its operands take 24 GiB; 9 GiB are free" in text
 
 
-def test_the_page_loads_nothing_and_escapes_what_it_is_given(full: CalibrationRecord) -> None:
-    named = replace(full, device=replace(full.device, name="<script>alert(1)</script>"))
-    page = report_page(build_report("<b>.json", named, SHIPPED))
+def test_page_loads_no_resources_and_escapes_text(fitted_record: CalibrationRecord) -> None:
+    renamed = replace(fitted_record, device=replace(fitted_record.device, name="<script>alert(1)</script>"))
+    page = report_page(build_report("<b>.json", renamed, PACKAGED_ACCELERATOR))
     assert "default-src 'none'" in page
     assert "<script>alert" not in page and "<b>.json" not in page
     assert "http://" not in page.partition("<script")[0] and "https://" not in page.partition("<script")[0]
 
 
-def test_figures_have_a_mark_for_each_kernel_and_a_band_for_each_part(full: CalibrationRecord) -> None:
-    most = roofline_limits(full, SHIPPED)
-    assert most is not None
-    kernels = achieved_efficiencies(full, most)
-    measured = [kernel for kernel in full.kernels if kernel.time is not None]
-    assert sum(len(trace["x"]) for trace in efficiency_figure(kernels).traces) == len(kernels) == len(measured)
-    figure = telemetry_figure(full)
+def test_figures_have_a_mark_per_kernel_and_a_band_per_stage(fitted_record: CalibrationRecord) -> None:
+    limits = roofline_limits(fitted_record, PACKAGED_ACCELERATOR)
+    assert limits is not None
+    kernels = achieved_efficiencies(fitted_record, limits)
+    samples = [kernel for kernel in fitted_record.kernels if kernel.time is not None]
+    assert sum(len(trace["x"]) for trace in efficiency_figure(kernels).traces) == len(kernels) == len(samples)
+    figure = telemetry_figure(fitted_record)
     assert [note["text"] for note in figure.layout["annotations"]] == ["soak", "kernels", "chain", "host"]
-    edges = [(shape["x0"], shape["x1"]) for shape in figure.layout["shapes"]]
-    assert all(end == begin for (_, end), (begin, _) in pairwise(edges))
+    intervals = [(shape["x0"], shape["x1"]) for shape in figure.layout["shapes"]]
+    assert all(end == begin for (_, end), (begin, _) in pairwise(intervals))
 
 
-def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = main(["report", *words])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+def _run_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["report", *arguments])
+    output = capsys.readouterr()
+    return status, output.out, output.err
 
 
 @pytest.mark.parametrize("name", ["published/h100-sxm-80gb", "published/v100-sxm-32gb", "published/mi300x"])
-def test_published_records_say_what_they_lack(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = _run(capsys, name)
+def test_published_records_state_what_they_lack(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = _run_report(capsys, name)
     assert status == 0
     assert "published by others" in out and "It says nothing of" in out and "clocks and power under load" in out
     assert "clustersim calibrate --for" not in out  # of others' machines nothing can be measured
 
 
-def test_a_record_of_version_one_is_reported(
-    full: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_version_1_record_is_reported(
+    fitted_record: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.json"
-    write_record(replace(full, moments=(), chain=(), host=(), gpus=(), steps=()), path)
+    write_record(replace(fitted_record, moments=(), chain=(), host=(), gpus=(), steps=()), path)
     content = json.loads(path.read_text())
     for key in ("moments", "chain", "host", "gpus", "steps"):
         del content[key]
     path.write_text(json.dumps({**content, "version": 1}))
-    status, out, _ = _run(capsys, str(path))
+    status, out, _ = _run_report(capsys, str(path))
     assert status == 0
     assert (
         "what a layer does to kernels, the host's time for launches, steps that check it (clustersim calibrate" in out
     )
 
 
-def test_an_unknown_accelerator_has_no_constants_beside_it(full: CalibrationRecord, tmp_path: Path) -> None:
+def test_unknown_accelerator_has_no_constants_section(fitted_record: CalibrationRecord, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    write_record(replace(full, device=replace(full.device, accelerator="mine")), path)
+    write_record(replace(fitted_record, device=replace(fitted_record.device, accelerator="mine")), path)
     report = load_report(str(path))
     assert "constants" not in {section.key for section in report.sections}
     assert "efficiency" in {section.key for section in report.sections}  # of the best that its rows support
-    assert any("clustersim ships no mine" in what for what in report.missing_contents)
+    assert any("clustersim ships no mine" in missing for missing in report.missing_contents)
     assert "constants" in {section.key for section in load_report(str(path), "h100-sxm-80gb").sections}
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"version": 9}', "[1]", "{"])
-def test_a_file_that_is_no_record_is_one_sentence(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_record_is_one_sentence(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
     path.write_text(content)
-    status, _, err = _run(capsys, str(path))
+    status, _, err = _run_report(capsys, str(path))
     assert status == EXIT_BAD_INPUT
     assert err.startswith(f"error: {path}: ") and err.count("\n") == 1
 
 
-def test_an_empty_record_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_record_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
     write_record(replace(_empty(), launch_interval=None), path)
-    status, _, err = _run(capsys, str(path))
+    status, _, err = _run_report(capsys, str(path))
     assert (status, err.count("\n")) == (EXIT_BAD_INPUT, 1)
     assert f"{path}: holds no measurements" in err
     with pytest.raises(InputError, match="holds no measurements"):
@@ -229,54 +229,56 @@ def test_an_empty_record_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
         (("published/h100-sxm-80gb", "--accelerator", "h100"), "did you mean h100"),
     ],
 )
-def test_bad_input_of_a_report_is_one_sentence(
+def test_invalid_report_arguments_are_one_sentence(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, err = _run(capsys, *words)
+    status, _, err = _run_report(capsys, *words)
     assert (status, err.count("\n")) == (EXIT_BAD_INPUT, 1)
     assert message in err
 
 
-def test_a_page_does_not_replace_its_record(
-    full: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_output_does_not_overwrite_the_record(
+    fitted_record: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.json"
-    write_record(full, path)
-    status, _, err = _run(capsys, str(path), "--json", str(path))
+    write_record(fitted_record, path)
+    status, _, err = _run_report(capsys, str(path), "--json", str(path))
     assert status == EXIT_BAD_INPUT and "is the record itself" in err
-    assert read_record(path) == full
+    assert read_record(path) == fitted_record
 
 
 @pytest.mark.parametrize("word", ["reprot", "plan.yaml"])
-def test_an_unknown_calibration_is_one_sentence(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_calibrate_command_is_one_sentence(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == EXIT_BAD_INPUT
     err = capsys.readouterr().err
     assert ("did you mean report?" if word == "reprot" else "measure a scenario with --for plan.yaml") in err
 
 
-def test_a_report_needs_no_torch() -> None:
-    asked = "import sys; from calibrate.command import main; main(['report', 'published/v100-sxm-32gb', '--json', '-'])"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{asked}; assert 'torch' not in sys.modules"],
+def test_report_does_not_import_torch() -> None:
+    code = "import sys; from calibrate.command import main; main(['report', 'published/v100-sxm-32gb', '--json', '-'])"
+    process = subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    content: Any = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    content: Any = json.loads(process.stdout)
     assert content["origin"] == "published"
 
 
-def test_formats_with_scales_are_held_to_the_peak_of_their_bits() -> None:
-    record = replace(_empty(), kernels=(row(matmul(8192, 8192, 8192, DType.MXFP8), 1e-3),))
-    most = roofline_limits(record, replace(SHIPPED, peak={DType.BF16: PEAK, DType.FP8: 2 * PEAK}))
-    assert most is not None
-    (found,) = achieved_efficiencies(record, most)
-    assert found.efficiency == pytest.approx(2.0 * 8192**3 / (2 * PEAK) / 1e-3)
+def test_formats_with_scales_use_the_peak_of_their_bits() -> None:
+    record = replace(_empty(), kernels=(kernel_sample(sized_matmul(8192, 8192, 8192, DType.MXFP8), 1e-3),))
+    limits = roofline_limits(
+        record, replace(PACKAGED_ACCELERATOR, peak={DType.BF16: PEAK_FLOPS, DType.FP8: 2 * PEAK_FLOPS})
+    )
+    assert limits is not None
+    (efficiency,) = achieved_efficiencies(record, limits)
+    assert efficiency.efficiency == pytest.approx(2.0 * 8192**3 / (2 * PEAK_FLOPS) / 1e-3)
 
 
-def test_formats_without_a_peak_are_left_out() -> None:
+def test_formats_without_a_peak_are_omitted() -> None:
     """An accelerator that has no FP8, and no fit that gives it a peak."""
-    record = replace(_empty(), kernels=(row(matmul(512, 512, 512, DType.FP8), 1e-5),))
-    most = roofline_limits(record, replace(SHIPPED, peak={DType.BF16: PEAK}))
-    assert most is not None and achieved_efficiencies(record, most) == []
+    record = replace(_empty(), kernels=(kernel_sample(sized_matmul(512, 512, 512, DType.FP8), 1e-5),))
+    limits = roofline_limits(record, replace(PACKAGED_ACCELERATOR, peak={DType.BF16: PEAK_FLOPS}))
+    assert limits is not None and achieved_efficiencies(record, limits) == []

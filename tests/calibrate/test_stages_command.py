@@ -24,7 +24,7 @@ from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
 
 torch = pytest.importorskip("torch")
-kernels = pytest.importorskip("calibrate.stages.command")
+calibrate_command = pytest.importorskip("calibrate.stages.command")
 from calibrate.command import main  # noqa: E402 - after torch is known to be there
 from calibrate.devices import cpu as cpu_device  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
@@ -34,10 +34,10 @@ from calibrate.kernels.kernel_grid import DEFAULT_RATES  # noqa: E402
 from calibrate.stages import holdout_stage as residual_part  # noqa: E402
 from calibrate.stages import kernel_stage as kernels_part  # noqa: E402
 from calibrate.stages import run as parts_run  # noqa: E402
-from tests.calibrate.fake_stages import CHAIN, HOST, STEPS, StandIns  # noqa: E402
+from tests.calibrate.fake_stages import HOLDOUT_STEPS, HOST_SAMPLES, IN_SITU_SAMPLES, FakeStages  # noqa: E402
 
-ONCE = TimeStatistics(1e-3, 1e-3, 1e-3, 5)
-TINY = """
+CONSTANT_TIME = TimeStatistics(1e-3, 1e-3, 1e-3, 5)
+TINY_SCENARIO = """
 model: {preset: llama-tiny, layers: 1, hidden: 64, ffn: 96, heads: 4, kv_heads: 2, head_dim: 16, vocab: 128}
 cluster: {name: laptop, gpus: 2}
 layout: {tp: 2}
@@ -46,7 +46,7 @@ training: {sequence: 32, global_batch: 2, microbatch: 2, precision: fp32, fused:
 
 
 @pytest.fixture(autouse=True)
-def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIns]:
+def fake_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeStages]:
     """One thread, a small cache, small copies, short samples, a fit that takes no time, and no real layers."""
     monkeypatch.setattr(cpu_device, "_CACHE_FOLDER", tmp_path)
     monkeypatch.setattr(cpu_device, "_DEFAULT_CACHE_BYTES", 2.0**18)
@@ -57,51 +57,61 @@ def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIns
         monkeypatch.setattr(module, "fitted", lambda record, _accelerator: record)
     monkeypatch.setattr(session, "_MAX_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "tiny.yaml").write_text(TINY_SCENARIO)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield StandIns().install(monkeypatch)
+    yield FakeStages().install(monkeypatch)
     torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def instant_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels and copies take no time to measure."""
 
-    def measured(kernels: Any, *_: Any) -> Iterator[KernelSample]:
-        for kernel in kernels:
-            known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
-            yield KernelSample(*known, ONCE)
+    def fake_measure(kernels: Any, *_: Any) -> Iterator[KernelSample]:
+        for kernel_ in kernels:
+            fields = (
+                kernel_.name,
+                kernel_.kind,
+                kernel_.dtype,
+                kernel_.shape,
+                kernel_.flops,
+                kernel_.bytes,
+                kernel_.launches,
+            )
+            yield KernelSample(*fields, CONSTANT_TIME)
 
-    def machine(made: session.KernelSession, *_: Any) -> None:
-        rows = CalibrationRecord(made.record.device, made.record.conditions, launch_interval=1e-6)
-        kernel = next(measured([typical_kernel(CpuDevice())]))
-        made.extend(
+    def fake_measure_device(kernel_session: session.KernelSession, *_: Any) -> None:
+        record = CalibrationRecord(kernel_session.record.device, kernel_session.record.conditions, launch_interval=1e-6)
+        kernel = next(fake_measure([typical_kernel(CpuDevice())]))
+        kernel_session.extend(
             replace(
-                rows, copies=(CopySample("device", 2.0**20, ONCE),), beside=(InterferenceSample(kernel, "copy", ONCE),)
+                record,
+                copies=(CopySample("device", 2.0**20, CONSTANT_TIME),),
+                beside=(InterferenceSample(kernel, "copy", CONSTANT_TIME),),
             )
         )
 
-    monkeypatch.setattr(kernels_part, "measure_within_budget", measured)
-    monkeypatch.setattr(kernels_part, "measure_device", machine)
+    monkeypatch.setattr(kernels_part, "measure_within_budget", fake_measure)
+    monkeypatch.setattr(kernels_part, "measure_device", fake_measure_device)
     monkeypatch.setattr(kernels_part, "measure_rough_rates", lambda *_: DEFAULT_RATES)
 
 
-def _run(*words: str) -> None:
+def _run_command(*arguments: str) -> None:
     parser = argparse.ArgumentParser()
-    kernels.add_arguments(parser)
-    kernels.command(parser.parse_args(["--device", "cpu", *words]))
+    calibrate_command.add_arguments(parser)
+    calibrate_command.command(parser.parse_args(["--device", "cpu", *arguments]))
 
 
-def test_a_record_of_a_scenario_has_every_kernel_of_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json")
+def test_record_has_every_kernel_of_the_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
     record = read_record(Path("r.json"))
     expected = {signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml"))}
-    assert {row.signature for row in record.kernels} == expected
-    assert all(row.outcome is MeasurementOutcome.MEASURED for row in record.kernels)
+    assert {sample.signature for sample in record.kernels} == expected
+    assert all(sample.outcome is MeasurementOutcome.MEASURED for sample in record.kernels)
     assert record.launch_interval is not None
-    assert [(row.route, row.bytes) for row in record.copies] == [("device", 2.0**16)]
-    assert [row.beside for row in record.beside] == ["copy"]
+    assert [(sample.route, sample.bytes) for sample in record.copies] == [("device", 2.0**16)]
+    assert [sample.beside for sample in record.beside] == ["copy"]
     assert record.device.accelerator == "cpu-laptop"
     assert record.conditions.command.startswith("clustersim calibrate")
     assert record.conditions.method and record.conditions.before and record.conditions.after
@@ -109,210 +119,218 @@ def test_a_record_of_a_scenario_has_every_kernel_of_its_ranks(capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("at_once")
-def test_all_parts_are_measured_each_in_its_share_of_the_budget(
-    others: StandIns, capsys: pytest.CaptureFixture[str]
+def test_all_stages_are_measured_within_their_budget_shares(
+    fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 20 minutes chain has 5, host 2, the residual 3, and kernels what a GPU would have for its soak, too."""
-    _run("--for", "tiny.yaml", "-o", "r.json", "--budget", "100s")
-    record, said = read_record(Path("r.json")), capsys.readouterr()
-    assert (record.chain, record.host, record.steps) == (CHAIN, HOST, STEPS)
-    assert others.seconds == {"chain": 25.0, "host": 10.0, "residual": 15.0}
-    assert "kernels           50 s" in said.err and "soak                 -  a CPU needs none" in said.err
-    in_step = (1.8e-3 + 1.2e-3) / (2e-3 + 1e-3)
-    assert f"in a step kernels take {in_step:.3g} times what they take alone (2 families)" in said.out
-    assert "unseen step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in said.out
+    _run_command("--for", "tiny.yaml", "-o", "r.json", "--budget", "100s")
+    record, output = read_record(Path("r.json")), capsys.readouterr()
+    assert (record.chain, record.host, record.steps) == (IN_SITU_SAMPLES, HOST_SAMPLES, HOLDOUT_STEPS)
+    assert fake_stages.seconds == {"chain": 25.0, "host": 10.0, "residual": 15.0}
+    assert "kernels           50 s" in output.err and "soak                 -  a CPU needs none" in output.err
+    in_situ_factor = (1.8e-3 + 1.2e-3) / (2e-3 + 1e-3)
+    assert f"in a step kernels take {in_situ_factor:.3g} times what they take alone (2 families)" in output.out
+    assert "unseen step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in output.out
 
 
 @pytest.mark.usefixtures("at_once")
-def test_steps_are_predicted_from_all_rows_before_them(others: StandIns) -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json")
-    (seen,) = others.records
-    assert (seen.chain, seen.host) == (CHAIN, HOST)
-    assert seen.kernels == read_record(Path("r.json")).kernels
+def test_steps_are_predicted_from_all_earlier_samples(fake_stages: FakeStages) -> None:
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
+    (record,) = fake_stages.records
+    assert (record.chain, record.host) == (IN_SITU_SAMPLES, HOST_SAMPLES)
+    assert record.kernels == read_record(Path("r.json")).kernels
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_is_there_is_not_measured_again(others: StandIns, capsys: pytest.CaptureFixture[str]) -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json")
+def test_existing_measurements_are_not_repeated(fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]) -> None:
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
     first = read_record(Path("r.json"))
-    _run("--for", "tiny.yaml", "-o", "r.json")
-    assert others.asked == {"chain": 1, "host": 1, "residual": 1}
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
+    assert fake_stages.call_counts == {"chain": 1, "host": 1, "residual": 1}
     assert "r.json has all that was asked for" in capsys.readouterr().err
     second = read_record(Path("r.json"))
     assert (second.kernels, second.steps, second.chain) == (first.kernels, first.steps, first.chain)
 
 
 @pytest.mark.usefixtures("at_once")
-def test_new_kernels_make_a_layer_and_steps_due_again(others: StandIns) -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json")
-    _run("--for", "tiny.yaml", "--set", "training.microbatch=1", "-o", "r.json")
-    assert others.asked == {"chain": 2, "host": 2, "residual": 2}
+def test_new_kernels_invalidate_in_situ_host_and_step_samples(fake_stages: FakeStages) -> None:
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
+    _run_command("--for", "tiny.yaml", "--set", "training.microbatch=1", "-o", "r.json")
+    assert fake_stages.call_counts == {"chain": 2, "host": 2, "residual": 2}
 
 
 @pytest.mark.usefixtures("at_once")
-def test_kernels_alone_leave_out_what_needs_a_model_and_clear_what_was_predicted(
-    others: StandIns, capsys: pytest.CaptureFixture[str]
+def test_kernels_without_a_model_skip_its_stages_and_clear_predictions(
+    fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json")
-    _run("--presets", "llama3-8b", "-o", "r.json")
-    assert others.asked == {"chain": 1, "host": 1, "residual": 1}
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
+    _run_command("--presets", "llama3-8b", "-o", "r.json")
+    assert fake_stages.call_counts == {"chain": 1, "host": 1, "residual": 1}
     assert "layer of which model? name a scenario with --for" in capsys.readouterr().err
     record = read_record(Path("r.json"))
-    assert (record.chain, record.steps) == (CHAIN, ())
+    assert (record.chain, record.steps) == (IN_SITU_SAMPLES, ())
 
 
 @pytest.mark.usefixtures("at_once")
-def test_killed_in_a_part_it_goes_on_with_that_part(others: StandIns) -> None:
-    others.fails["host"] = KeyboardInterrupt()  # type: ignore[assignment]
+def test_interrupted_session_resumes_with_the_interrupted_stage(fake_stages: FakeStages) -> None:
+    fake_stages.errors["host"] = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        _run("--for", "tiny.yaml", "-o", "r.json")
-    assert read_record(Path("r.json")).chain == CHAIN
-    others.fails.clear()
-    _run("--for", "tiny.yaml", "-o", "r.json")
-    assert others.asked == {"chain": 1, "host": 2, "residual": 1}
+        _run_command("--for", "tiny.yaml", "-o", "r.json")
+    assert read_record(Path("r.json")).chain == IN_SITU_SAMPLES
+    fake_stages.errors.clear()
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
+    assert fake_stages.call_counts == {"chain": 1, "host": 2, "residual": 1}
 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("reason", [InputError("no such layer"), RuntimeError("CUDNN_STATUS_NOT_SUPPORTED\nat 0x1")])
-def test_a_part_that_cannot_be_measured_is_said_and_the_others_are(
-    reason: Exception, others: StandIns, capsys: pytest.CaptureFixture[str]
+def test_failed_stage_is_reported_and_others_are_measured(
+    reason: Exception, fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others.fails["chain"] = reason
-    _run("--for", "tiny.yaml", "-o", "r.json")
+    fake_stages.errors["chain"] = reason
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
     record = read_record(Path("r.json"))
-    assert (record.chain, record.host, record.steps) == ((), HOST, STEPS)
+    assert (record.chain, record.host, record.steps) == ((), HOST_SAMPLES, HOLDOUT_STEPS)
     assert f"chain: not measured: {str(reason).splitlines()[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_device_that_is_lost_ends_the_session_with_what_was_measured(
-    others: StandIns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_lost_device_ends_the_session_with_the_measured_record(
+    fake_stages: FakeStages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A sentence, no traceback, and exit status 2."""
     monkeypatch.setattr(cpu_device.CpuDevice, "is_usable_after", lambda *_: False)
-    others.fails["host"] = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+    fake_stages.errors["host"] = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
     record = read_record(Path("r.json"))
-    assert record.chain == CHAIN and record.kernels
+    assert record.chain == IN_SITU_SAMPLES and record.kernels
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: host left ")
     assert "unusable for this process: CUDA error: an illegal memory access was encountered; the record has" in last
 
 
 @pytest.mark.usefixtures("at_once")
-def test_an_error_of_our_own_shows_and_loses_no_row(others: StandIns) -> None:
-    others.fails["host"] = TypeError("forward() takes 2 positional arguments but 3 were given")
+def test_internal_error_is_raised_and_loses_no_sample(fake_stages: FakeStages) -> None:
+    fake_stages.errors["host"] = TypeError("forward() takes 2 positional arguments but 3 were given")
     with pytest.raises(TypeError, match="3 were given"):
         main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"])
     record = read_record(Path("r.json"))
-    assert record.chain == CHAIN and record.kernels and not record.host
-    others.fails.clear()
-    _run("--for", "tiny.yaml", "-o", "r.json")
-    assert read_record(Path("r.json")).host == HOST
-    assert others.asked["chain"] == 1
+    assert record.chain == IN_SITU_SAMPLES and record.kernels and not record.host
+    fake_stages.errors.clear()
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
+    assert read_record(Path("r.json")).host == HOST_SAMPLES
+    assert fake_stages.call_counts["chain"] == 1
 
 
-def test_a_kernel_that_loses_the_device_ends_the_session_once(
+def test_kernel_that_loses_the_device_is_skipped_on_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Started again, the same command measures all but it."""
-    lose = [RuntimeError("CUDA error: device-side assert triggered")]
-    usual = pytorch_ops.prepare_kernel
+    pending_errors = [RuntimeError("CUDA error: device-side assert triggered")]
+    original = pytorch_ops.prepare_kernel
 
     def prepare(kernel: Kernel, device: Any) -> Any:
-        if kernel.name.endswith("mlp.down") and lose:
-            raise lose.pop()
-        return usual(kernel, device)
+        if kernel.name.endswith("mlp.down") and pending_errors:
+            raise pending_errors.pop()
+        return original(kernel, device)
 
     monkeypatch.setattr(pytorch_ops, "prepare_kernel", prepare)
     monkeypatch.setattr(cpu_device.CpuDevice, "is_usable_after", lambda *_: False)
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    lost = next(row for row in read_record(Path("r.json")).kernels if row.outcome is MeasurementOutcome.FAILED)
-    assert said.startswith(f"error: {lost.name} left ")
-    assert said.endswith("device-side assert triggered; its row says so, and the same command goes on without it")
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    failed = next(
+        sample for sample in read_record(Path("r.json")).kernels if sample.outcome is MeasurementOutcome.FAILED
+    )
+    assert last_line.startswith(f"error: {failed.name} left ")
+    assert last_line.endswith("device-side assert triggered; its row says so, and the same command goes on without it")
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 0
-    rows = {row.signature: row.outcome for row in read_record(Path("r.json")).kernels}
-    assert rows.pop(lost.signature) is MeasurementOutcome.FAILED
-    assert set(rows.values()) == {MeasurementOutcome.MEASURED}
+    outcomes = {sample.signature: sample.outcome for sample in read_record(Path("r.json")).kernels}
+    assert outcomes.pop(failed.signature) is MeasurementOutcome.FAILED
+    assert set(outcomes.values()) == {MeasurementOutcome.MEASURED}
 
 
-def test_a_dry_run_says_it_all_and_writes_nothing(others: StandIns, capsys: pytest.CaptureFixture[str]) -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json", "--dry-run")
-    _run("--for", "tiny.yaml", "-o", "r.json", "--plan-only")
-    assert not Path("r.json").exists() and not others.asked
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run_command("--for", "tiny.yaml", "-o", "r.json", "--dry-run")
+    _run_command("--for", "tiny.yaml", "-o", "r.json", "--plan-only")
+    assert not Path("r.json").exists() and not fake_stages.call_counts
     first, second = capsys.readouterr().out.split("measures ")[1:]
     assert first == second
     assert "(cpu-laptop) for about 20 min 0 s, and writes r.json" in first
-    many = len({signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml"))})
-    assert f"{many} of {many} kernels of tiny.yaml" in first
+    count = len({signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml"))})
+    assert f"{count} of {count} kernels of tiny.yaml" in first
 
 
-def test_a_scenario_of_another_accelerator_is_measured_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("--for", "tiny.yaml", "--set", "cluster={name: dgx-h100, gpus: 8}", "--set", "layout.dp=4", "--set",
+def test_other_accelerator_is_measured_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    _run_command("--for", "tiny.yaml", "--set", "cluster={name: dgx-h100, gpus: 8}", "--set", "layout.dp=4", "--set",
          "training.global_batch=8", "-o", "r.json", "--dry-run")  # fmt: skip
     assert "warning: --for: the scenario runs on h100-sxm-80gb, and this is" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_record_of_another_gpu_is_not_gone_on_with() -> None:
-    _run("--for", "tiny.yaml", "-o", "r.json")
+def test_record_of_another_gpu_is_refused() -> None:
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
     content = Path("r.json").read_text()
     name = read_record(Path("r.json")).device.name
     Path("r.json").write_text(content.replace(f'"name": "{name}"', '"name": "NVIDIA H100"', 1))
     with pytest.raises(InputError, match=r"r\.json: records of name NVIDIA H100 and of name .* cannot be merged"):
-        _run("--for", "tiny.yaml", "-o", "r.json")
+        _run_command("--for", "tiny.yaml", "-o", "r.json")
 
 
-def test_an_interrupted_session_loses_nothing_and_goes_on(
+def test_interrupted_session_loses_nothing_and_resumes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, many = session.measure_kernel, 0
+    original, count = session.measure_kernel, 0
 
-    def interrupted(*given: Any) -> Any:
-        nonlocal many
-        many += 1
-        if many > 5:
+    def interrupted_measure(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > 5:
             raise KeyboardInterrupt
-        return whole(*given)
+        return original(*arguments)
 
-    monkeypatch.setattr(session, "measure_kernel", interrupted)
+    monkeypatch.setattr(session, "measure_kernel", interrupted_measure)
     with pytest.raises(KeyboardInterrupt):
-        _run("--for", "tiny.yaml", "-o", "r.json")
+        _run_command("--for", "tiny.yaml", "-o", "r.json")
     assert "the same command goes on with the rest" in capsys.readouterr().err
     first = read_record(Path("r.json")).kernels
     assert len(first) == 5
-    monkeypatch.setattr(session, "measure_kernel", whole)
-    _run("--for", "tiny.yaml", "-o", "r.json")
+    monkeypatch.setattr(session, "measure_kernel", original)
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
     assert read_record(Path("r.json")).kernels[:5] == first
     assert "5 are there already" in capsys.readouterr().err
 
 
-def test_a_budget_that_is_spent_says_what_is_left(
+def test_exhausted_budget_reports_the_remaining_kernels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernels_part, "measure_within_budget", lambda *_: iter(()))
-    _run("--for", "tiny.yaml", "-o", "r.json")
+    _run_command("--for", "tiny.yaml", "-o", "r.json")
     assert "left that the budget had no time for; the same command goes on with them" in capsys.readouterr().err
 
 
-def test_the_grid_is_measured_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(kernels_part, "measure_within_budget", lambda missing, *_: asked.extend(missing) or iter(()))
-    _run("--budget", "1min")
-    assert len(asked) > 50  # small ones: the pace was seen by a product of 64 rows
+def test_grid_is_the_default_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[Any] = []
+    monkeypatch.setattr(
+        kernels_part, "measure_within_budget", lambda missing, *_: requested.extend(missing) or iter(())
+    )
+    _run_command("--budget", "1min")
+    assert len(requested) > 50  # small ones: the pace was seen by a product of 64 rows
     assert read_record(Path("cpu-laptop.record.json")).kernels == ()
 
 
-def test_all_that_is_asked_for_is_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(kernels_part, "measure_within_budget", lambda missing, *_: asked.extend(missing) or iter(()))
-    _run("--for", "tiny.yaml", "--presets", "llama3-8b", "--set", "training.microbatch=1", "-o", "r.json")
-    found = {signature_of(kernel) for kernel in asked}
-    assert found > {
+def test_scenario_and_presets_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[Any] = []
+    monkeypatch.setattr(
+        kernels_part, "measure_within_budget", lambda missing, *_: requested.extend(missing) or iter(())
+    )
+    _run_command("--for", "tiny.yaml", "--presets", "llama3-8b", "--set", "training.microbatch=1", "-o", "r.json")
+    signatures = {signature_of(kernel) for kernel in requested}
+    assert signatures > {
         signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml", ["training.microbatch=1"]))
     }
-    assert len(asked) > 400
+    assert len(requested) > 400
 
 
 @pytest.mark.parametrize(
@@ -327,51 +345,51 @@ def test_all_that_is_asked_for_is_measured_together(monkeypatch: pytest.MonkeyPa
         (("--accelerator", "h200"), "did you mean h200-sxm-141gb"),
     ],
 )
-def test_bad_input_is_one_sentence(words: tuple[str, ...], message: str) -> None:
+def test_invalid_input_is_one_sentence(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _run(*words, "-o", "r.json")
+        _run_command(*words, "-o", "r.json")
 
 
-def test_a_record_that_cannot_be_written_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_record_is_refused_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     from clustersim.common.errors import OutputError
 
     monkeypatch.setattr(kernels_part, "measure_device", lambda *_: pytest.fail("measured"))
     with pytest.raises(OutputError, match="there is no directory nowhere"):
-        _run("--for", "tiny.yaml", "-o", "nowhere/r.json")
+        _run_command("--for", "tiny.yaml", "-o", "nowhere/r.json")
 
 
-def test_a_truncated_record_is_refused() -> None:
+def test_truncated_record_is_refused() -> None:
     Path("r.json").write_text('{"version": 1, "device": ')
     with pytest.raises(InputError, match=r"r\.json: is not valid JSON"):
-        _run("--for", "tiny.yaml", "-o", "r.json")
+        _run_command("--for", "tiny.yaml", "-o", "r.json")
 
 
-def test_without_torch_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_advises_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     from calibrate import torch_requirement
 
     monkeypatch.setattr(torch_requirement, "find_spec", lambda _: None)
     with pytest.raises(InputError, match="pip install"):
-        _run("--for", "tiny.yaml")
+        _run_command("--for", "tiny.yaml")
 
 
-def test_the_command_is_kept_as_it_is_typed() -> None:
-    assert kernels._command_as_typed(["/usr/bin/clustersim", "calibrate", "--for", "a b.yaml"]) == (
+def test_recorded_command_is_quoted_as_typed() -> None:
+    assert calibrate_command._command_as_typed(["/usr/bin/clustersim", "calibrate", "--for", "a b.yaml"]) == (
         "clustersim calibrate --for 'a b.yaml'"
     )
-    assert kernels._command_as_typed(["calibrate/__main__.py", "--grid"]) == "clustersim calibrate --grid"
+    assert calibrate_command._command_as_typed(["calibrate/__main__.py", "--grid"]) == "clustersim calibrate --grid"
 
 
-def test_why_kernels_are_missing_is_summed_up() -> None:
+def test_summary_counts_kernels_by_reason() -> None:
     from clustersim.common.dtypes import DType
     from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, KernelSample, MeasurementConditions
     from clustersim.model.kernels import KernelKind, MatmulShape
 
-    row = KernelSample(
+    sample = KernelSample(
         "a", KernelKind.MATMUL, DType.FP8, MatmulShape(1, 1, 1), 2.0, 3.0, 1, None, MeasurementOutcome.UNSUPPORTED
     )
-    rows = tuple(replace(row, shape=MatmulShape(1, 1, size), source="no fp8") for size in (1, 2))
-    record = CalibrationRecord(DeviceInfo("cpu-laptop", "CPU"), MeasurementConditions("", "", ""), kernels=rows)
-    assert kernels.summarize_record(record, Path("r.json")).splitlines()[:3] == [
+    samples = tuple(replace(sample, shape=MatmulShape(1, 1, size), source="no fp8") for size in (1, 2))
+    record = CalibrationRecord(DeviceInfo("cpu-laptop", "CPU"), MeasurementConditions("", "", ""), kernels=samples)
+    assert calibrate_command.summarize_record(record, Path("r.json")).splitlines()[:3] == [
         "r.json: CPU",
         "  kernels: 2 unsupported",
         "    2 x no fp8",

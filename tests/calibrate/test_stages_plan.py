@@ -25,7 +25,7 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.linear import matmul_kernel
 from clustersim.scenario import Scenario
-from tests.calibrate.fake_stages import CHAIN, HOST, SOAKED, STEPS, StandIns
+from tests.calibrate.fake_stages import BURN_IN_SAMPLES, HOLDOUT_STEPS, HOST_SAMPLES, IN_SITU_SAMPLES, FakeStages
 
 torch = pytest.importorskip("torch")
 from calibrate.devices.cpu import CpuDevice  # noqa: E402 - after torch is known to be there
@@ -37,14 +37,14 @@ from calibrate.stages import run as parts_run  # noqa: E402
 from calibrate.stages.plan import STAGES, format_plan, plan_session  # noqa: E402
 from calibrate.stages.stage import CalibrationContext  # noqa: E402
 
-GPU = DeviceInfo("h100-sxm-80gb", "Test GPU", torch="2.13.0")
-HOW = MeasurementConditions("2026-11-20", "clustersim calibrate", "by hand")
-ONCE = TimeStatistics(1e-3, 1e-3, 1e-3, 5)
+GPU_INFO = DeviceInfo("h100-sxm-80gb", "Test GPU", torch="2.13.0")
+CONDITIONS = MeasurementConditions("2026-11-20", "clustersim calibrate", "by hand")
+CONSTANT_TIME = TimeStatistics(1e-3, 1e-3, 1e-3, 5)
 MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu(CpuDevice):
+class FakeGpuDevice(CpuDevice):
     """A device that says it is a GPU, and is never asked to compute."""
 
     @property
@@ -59,53 +59,61 @@ def _matmul(size: int) -> Kernel:
     return matmul_kernel(f"matmul.{size}", DType.BF16, MatmulShape(size, size, size), result_bytes=2)
 
 
-def _row(kernel: Kernel) -> KernelSample:
+def _kernel_sample(kernel: Kernel) -> KernelSample:
     assert kernel.shape is not None
-    return KernelSample(kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, 1, ONCE)
+    return KernelSample(
+        kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, 1, CONSTANT_TIME
+    )
 
 
 KERNELS = tuple(map(_matmul, (128, 256)))
-WHOLE = CalibrationRecord(
-    GPU,
-    HOW,
-    tuple(map(_row, KERNELS)),
-    copies=(CopySample("device", 2.0**20, ONCE),),
-    beside=(InterferenceSample(_row(KERNELS[0]), "copy", ONCE),),
+COMPLETE_RECORD = CalibrationRecord(
+    GPU_INFO,
+    CONDITIONS,
+    tuple(map(_kernel_sample, KERNELS)),
+    copies=(CopySample("device", 2.0**20, CONSTANT_TIME),),
+    beside=(InterferenceSample(_kernel_sample(KERNELS[0]), "copy", CONSTANT_TIME),),
     launch_interval=1e-6,
-    chain=CHAIN,
-    host=HOST,
-    gpus=(GpuSample("0", ONCE),),
-    steps=STEPS,
+    chain=IN_SITU_SAMPLES,
+    host=HOST_SAMPLES,
+    gpus=(GpuSample("0", CONSTANT_TIME),),
+    steps=HOLDOUT_STEPS,
 )
 
 
 @pytest.fixture
 def scenario() -> Scenario:
-    asked = {"model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 1}, "training": {"sequence": 64}}
-    asked["training"] |= {"global_batch": 1}  # type: ignore[index]
-    return Scenario.from_mapping(asked)
+    mapping = {"model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 1}, "training": {"sequence": 64}}
+    mapping["training"] |= {"global_batch": 1}  # type: ignore[index]
+    return Scenario.from_mapping(mapping)
 
 
-def _bench(path: Path, scenario: Scenario | None, asked: Sequence[Kernel] = KERNELS) -> CalibrationContext:
-    accelerator = load_accelerator(GPU.accelerator)
+def _make_context(path: Path, scenario: Scenario | None, kernels: Sequence[Kernel] = KERNELS) -> CalibrationContext:
+    accelerator = load_accelerator(GPU_INFO.accelerator)
     return CalibrationContext(
-        Gpu(), accelerator, KernelSession(path, GPU, HOW), MeasurementMethod(), asked, "plan.yaml", scenario
+        FakeGpuDevice(),
+        accelerator,
+        KernelSession(path, GPU_INFO, CONDITIONS),
+        MeasurementMethod(),
+        kernels,
+        "plan.yaml",
+        scenario,
     )
 
 
-def test_twenty_minutes_are_two_eight_five_two_and_three(tmp_path: Path, scenario: Scenario) -> None:
-    plan = plan_session(_bench(tmp_path / "r.json", scenario), 20 * MINUTE)
+def test_default_budget_shares_of_20_minutes(tmp_path: Path, scenario: Scenario) -> None:
+    plan = plan_session(_make_context(tmp_path / "r.json", scenario), 20 * MINUTE)
     assert {planned_stage.stage.name: planned_stage.seconds for planned_stage in plan} == pytest.approx(
         {"soak": 2 * MINUTE, "kernels": 8 * MINUTE, "chain": 5 * MINUTE, "host": 2 * MINUTE, "residual": 3 * MINUTE}
     )
 
 
-def test_what_cannot_be_measured_leaves_its_time_to_kernels(tmp_path: Path) -> None:
+def test_budget_of_skipped_stages_goes_to_kernels(tmp_path: Path) -> None:
     plan = {
         planned_stage.stage.name: planned_stage
-        for planned_stage in plan_session(_bench(tmp_path / "r.json", None), 20 * MINUTE)
+        for planned_stage in plan_session(_make_context(tmp_path / "r.json", None), 20 * MINUTE)
     }
-    assert {name: item.seconds for name, item in plan.items()} == pytest.approx(
+    assert {name: planned_stage.seconds for name, planned_stage in plan.items()} == pytest.approx(
         {"soak": 2 * MINUTE, "kernels": 18 * MINUTE, "chain": 0.0, "host": 0.0, "residual": 0.0}
     )
     assert plan["residual"].description == "steps of which model? name a scenario with --for"
@@ -119,66 +127,66 @@ def test_what_cannot_be_measured_leaves_its_time_to_kernels(tmp_path: Path) -> N
         ({"chain": ()}, ("soak", "chain")),
         ({"host": (), "steps": ()}, ("soak", "host", "residual")),
         ({"gpus": ()}, ("soak", "kernels")),
-        ({"kernels": WHOLE.kernels[:1]}, ("soak", "kernels", "chain", "host", "residual")),
+        ({"kernels": COMPLETE_RECORD.kernels[:1]}, ("soak", "kernels", "chain", "host", "residual")),
     ],
 )
-def test_only_what_is_missing_is_due(
+def test_only_missing_stages_are_planned(
     lost: dict[str, Any], left: tuple[str, ...], tmp_path: Path, scenario: Scenario
 ) -> None:
     """New kernels make everything due, since a layer may have families without a factor, and steps are predictions."""
-    write_record(replace(WHOLE, **lost), tmp_path / "r.json")
-    plan = plan_session(_bench(tmp_path / "r.json", scenario), 20 * MINUTE)
+    write_record(replace(COMPLETE_RECORD, **lost), tmp_path / "r.json")
+    plan = plan_session(_make_context(tmp_path / "r.json", scenario), 20 * MINUTE)
     assert tuple(planned_stage.stage.name for planned_stage in plan if planned_stage.seconds) == left
 
 
-def test_where_all_is_there_it_says_so(tmp_path: Path, scenario: Scenario) -> None:
-    write_record(WHOLE, tmp_path / "r.json")
-    bench = _bench(tmp_path / "r.json", scenario)
-    assert format_plan(bench, plan_session(bench, 20 * MINUTE)).endswith(
+def test_complete_record_is_reported(tmp_path: Path, scenario: Scenario) -> None:
+    write_record(COMPLETE_RECORD, tmp_path / "r.json")
+    context = _make_context(tmp_path / "r.json", scenario)
+    assert format_plan(context, plan_session(context, 20 * MINUTE)).endswith(
         "has all that was asked for of Test GPU (h100-sxm-80gb)"
     )
 
 
-def test_the_plan_names_device_kernels_parts_and_file(tmp_path: Path, scenario: Scenario) -> None:
-    write_record(replace(WHOLE, kernels=WHOLE.kernels[:1], copies=()), tmp_path / "r.json")
-    bench = _bench(tmp_path / "r.json", scenario)
-    text = format_plan(bench, plan_session(bench, 20 * MINUTE))
+def test_plan_lists_device_kernels_stages_and_file(tmp_path: Path, scenario: Scenario) -> None:
+    write_record(replace(COMPLETE_RECORD, kernels=COMPLETE_RECORD.kernels[:1], copies=()), tmp_path / "r.json")
+    context = _make_context(tmp_path / "r.json", scenario)
+    text = format_plan(context, plan_session(context, 20 * MINUTE))
     assert "Test GPU (h100-sxm-80gb) for about 20 min 0 s, and goes on with" in text
     assert "1 of 2 kernels of plan.yaml, 1 are there already; copies, launches" in text
-    assert [line.split()[0] for line in text.splitlines()[1:-1]] == [part.name for part in STAGES]
+    assert [line.split()[0] for line in text.splitlines()[1:-1]] == [stage.name for stage in STAGES]
 
 
-def test_the_plan_says_what_is_tried_again(tmp_path: Path, scenario: Scenario) -> None:
+def test_plan_reports_retried_kernels(tmp_path: Path, scenario: Scenario) -> None:
     """Somebody else may have had the memory; it is soaked for, since a row of a cold GPU would be wrong."""
-    first, *rest = WHOLE.kernels
+    first, *remaining = COMPLETE_RECORD.kernels
     failed = replace(first, time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY, source="its operands take 90 GB")
-    write_record(replace(WHOLE, kernels=(failed, *rest)), tmp_path / "r.json")
-    bench = _bench(tmp_path / "r.json", scenario)
-    plan = plan_session(bench, 20 * MINUTE)
+    write_record(replace(COMPLETE_RECORD, kernels=(failed, *remaining)), tmp_path / "r.json")
+    context = _make_context(tmp_path / "r.json", scenario)
+    plan = plan_session(context, 20 * MINUTE)
     assert [planned_stage.stage.name for planned_stage in plan if planned_stage.seconds] == ["soak", "kernels"]
-    assert "1 had no memory or no compiler and are tried again" in format_plan(bench, plan)
+    assert "1 had no memory or no compiler and are tried again" in format_plan(context, plan)
 
 
 @pytest.mark.parametrize("budget", [1.0, 199.0])
-def test_a_budget_too_small_for_the_soak_names_the_least(budget: float, tmp_path: Path, scenario: Scenario) -> None:
+def test_too_small_budget_names_the_minimum(budget: float, tmp_path: Path, scenario: Scenario) -> None:
     """The soak needs 20 s and has a tenth."""
-    bench = _bench(tmp_path / "r.json", scenario)
+    context = _make_context(tmp_path / "r.json", scenario)
     with pytest.raises(InputError, match=r"soak takes 10% of it, and at least 20 s; give 200s or more"):
-        plan_session(bench, budget)
-    assert plan_session(bench, 200.0)
+        plan_session(context, budget)
+    assert plan_session(context, 200.0)
 
 
-def test_a_gpu_is_soaked_first_and_a_layer_comes_before_its_steps(
+def test_stages_run_in_order_from_burn_in_to_residual(
     tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others, order = StandIns().install(monkeypatch), []
-    monkeypatch.setattr(others, "_count", lambda part, _seconds: order.append(part))
+    fake_stages, order = FakeStages().install(monkeypatch), []
+    monkeypatch.setattr(fake_stages, "_count_call", lambda stage, _seconds: order.append(stage))
     for module in (parts_run, residual_part):
         monkeypatch.setattr(module, "fitted", lambda record, _accelerator: record)
     monkeypatch.setattr(kernels_part.KernelStage, "measure", lambda *_: order.append("kernels") or "none")
-    bench = _bench(tmp_path / "r.json", scenario)
-    parts_run.run_session(bench, plan_session(bench, 20 * MINUTE))
+    context = _make_context(tmp_path / "r.json", scenario)
+    parts_run.run_session(context, plan_session(context, 20 * MINUTE))
     assert order == ["soak", "kernels", "chain", "host", "residual"]
     record = read_record(tmp_path / "r.json")
-    assert record.moments[: len(SOAKED)] == SOAKED
-    assert record.steps == STEPS  # moments say nothing that predictions rest on
+    assert record.moments[: len(BURN_IN_SAMPLES)] == BURN_IN_SAMPLES
+    assert record.steps == HOLDOUT_STEPS  # moments say nothing that predictions rest on

@@ -9,66 +9,73 @@ from calibrate.fit.step_constants import transfer_quality
 from calibrate.fit.transferred_steps import SustainedRates, evaluate_step, evaluate_transferred
 from clustersim.validation.cases import ValidationCase
 from clustersim.validation.steps import build_scenario, compare_step
-from tests.validation.sample_cases import case
+from tests.validation.sample_cases import step_case
 
-EXPERTS = {
+MOE_COLUMNS = {
     **{"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"},
     **{"experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2", "quality": "A"},
 }
 
 
-def mixture(source: str, **cells: str) -> ValidationCase:
-    return case(**{**EXPERTS, "case_id": f"{source} {cells}", "source": source, **cells})
+def moe_case(source: str, **cells: str) -> ValidationCase:
+    return step_case(**{**MOE_COLUMNS, "case_id": f"{source} {cells}", "source": source, **cells})
 
 
-ONE = mixture("one")
-NAME = build_scenario(ONE).cluster.accelerator.name
+MOE_CASE = moe_case("one")
+ACCELERATOR = build_scenario(MOE_CASE).cluster.accelerator.name
 
 
-def test_a_mixture_is_left_out_by_the_constants_that_have_not_seen_its_source() -> None:
+def test_moe_step_is_held_out_by_source() -> None:
     """Arithmetic at half of its rate takes longer, but not twice as long, since not all of a step is arithmetic."""
-    own = build_scenario(ONE).cluster.accelerator.derating.sustained_ratio
-    without = {"one": SustainedRates({NAME: own / 2}), "other": SustainedRates({NAME: own / 4})}
-    found = evaluate_step(ONE, SustainedRates({NAME: own}), without)
-    predicted = compare_step(ONE).predicted
-    assert found is not None
+    packaged_rate = build_scenario(MOE_CASE).cluster.accelerator.derating.sustained_ratio
+    rates_by_held_out_source = {
+        "one": SustainedRates({ACCELERATOR: packaged_rate / 2}),
+        "other": SustainedRates({ACCELERATOR: packaged_rate / 4}),
+    }
+    step = evaluate_step(MOE_CASE, SustainedRates({ACCELERATOR: packaged_rate}), rates_by_held_out_source)
+    predicted = compare_step(MOE_CASE).predicted
+    assert step is not None
     assert predicted is not None
-    assert 1.0 + found.in_sample_error == pytest.approx(predicted / ONE.positive_float("step_time_s"))
-    assert 1.0 + found.in_sample_error < 1.0 + found.out_of_sample_error < 2.0 * (1.0 + found.in_sample_error)
-    assert found.as_out_of_sample.log_error == pytest.approx(-np.log(1.0 + found.out_of_sample_error))
+    assert 1.0 + step.in_sample_error == pytest.approx(predicted / MOE_CASE.positive_float("step_time_s"))
+    assert 1.0 + step.in_sample_error < 1.0 + step.out_of_sample_error < 2.0 * (1.0 + step.in_sample_error)
+    assert step.as_out_of_sample.log_error == pytest.approx(-np.log(1.0 + step.out_of_sample_error))
 
 
-def test_constants_of_other_accelerators_and_sources_change_nothing() -> None:
-    found = evaluate_step(
-        ONE, SustainedRates({"a100-pcie-80gb": 0.1}, {NAME: 0.1}), {"other": SustainedRates({NAME: 0.1})}
+def test_constants_of_other_accelerators_and_sources_have_no_effect() -> None:
+    step = evaluate_step(
+        MOE_CASE,
+        SustainedRates({"a100-pcie-80gb": 0.1}, {ACCELERATOR: 0.1}),
+        {"other": SustainedRates({ACCELERATOR: 0.1})},
     )
-    assert found is not None
+    assert step is not None
     assert (
-        found.in_sample_error
-        == found.out_of_sample_error
-        == pytest.approx(compare_step(ONE).predicted / ONE.positive_float("step_time_s") - 1.0)
+        step.in_sample_error
+        == step.out_of_sample_error
+        == pytest.approx(compare_step(MOE_CASE).predicted / MOE_CASE.positive_float("step_time_s") - 1.0)
     )
 
 
-def test_products_in_formats_with_scales_have_a_pace_of_their_own() -> None:
+def test_low_precision_matmuls_have_their_own_rate() -> None:
     """Which dense steps in BF16 say nothing of: only the products that have it are slower."""
-    narrow = case(case_id="narrow", source="one", precision="fp8", gpu="h100-sxm-80gb", quality="A", year="2024")
-    name = build_scenario(narrow).cluster.accelerator.name
-    found = evaluate_step(narrow, SustainedRates(), {"one": SustainedRates(low_precision={name: 0.1})})
-    assert found is not None
-    assert found.model_name == "narrow"
-    assert 1.2 < (1.0 + found.out_of_sample_error) / (1.0 + found.in_sample_error) < 10.0
+    low_precision_case = step_case(
+        case_id="narrow", source="one", precision="fp8", gpu="h100-sxm-80gb", quality="A", year="2024"
+    )
+    name = build_scenario(low_precision_case).cluster.accelerator.name
+    step = evaluate_step(low_precision_case, SustainedRates(), {"one": SustainedRates(low_precision={name: 0.1})})
+    assert step is not None
+    assert step.model_name == "narrow"
+    assert 1.2 < (1.0 + step.out_of_sample_error) / (1.0 + step.in_sample_error) < 10.0
 
 
-def test_kinds_and_their_sources_are_counted_by_themselves_and_dense_steps_not_at_all() -> None:
-    dense = case(case_id="dense", source="one", quality="A")
-    unknown, refused = mixture("two", quality="C"), mixture("two", top_k="")
+def test_kinds_and_sources_are_evaluated_separately_without_dense_steps() -> None:
+    dense = step_case(case_id="dense", source="one", quality="A")
+    unknown, unpredictable = moe_case("two", quality="C"), moe_case("two", top_k="")
     with ThreadPoolExecutor(1) as pool:
-        kinds = evaluate_transferred(
-            [ONE, dense, mixture("two", seq="1024"), unknown, refused], SustainedRates(), {}, pool
+        steps_by_kind = evaluate_transferred(
+            [MOE_CASE, dense, moe_case("two", seq="1024"), unknown, unpredictable], SustainedRates(), {}, pool
         )
-    ((kind, rows),) = kinds.items()
-    assert (kind, [transferred_step.source for transferred_step in rows]) == ("mixtures", ["one", "two"])
-    judged = transfer_quality([*rows, rows[0]])
-    assert [(source_quality.source, source_quality.n) for source_quality in judged] == [("one", 2), ("two", 1)]
-    assert judged[0].loo_bias == pytest.approx(rows[0].out_of_sample_error)
+    ((kind, steps),) = steps_by_kind.items()
+    assert (kind, [step.source for step in steps]) == ("mixtures", ["one", "two"])
+    qualities = transfer_quality([*steps, steps[0]])
+    assert [(quality.source, quality.n) for quality in qualities] == [("one", 2), ("two", 1)]
+    assert qualities[0].loo_bias == pytest.approx(steps[0].out_of_sample_error)

@@ -24,7 +24,7 @@ from clustersim.cli import main
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """What a command that has ended leaves behind."""
 
     returncode: int
@@ -32,16 +32,16 @@ class Done:
     stderr: str
 
 
-Run = Callable[..., Done]
+CommandRunner = Callable[..., CommandResult]
 
-PLAN = {
+BASE_MAPPING = {
     "model": "llama-tiny",
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 2, "dp": 2},
     "training": {"sequence": 1024, "global_batch": 8},
 }
 
-LINK = {"kind": "nic", "bandwidth": "50 GB/s", "latency": "1 us"}
+NIC_LINK = {"kind": "nic", "bandwidth": "50 GB/s", "latency": "1 us"}
 TWO_TIERS: dict[str, Any] = {  # 8 GPUs of 50 GB/s under two switches, which have 100 GB/s each to a third
     "graph": {"accelerator": "h100-sxm-80gb"},
     "nodes": [
@@ -49,8 +49,8 @@ TWO_TIERS: dict[str, Any] = {  # 8 GPUs of 50 GB/s under two switches, which hav
         *({"id": name, "kind": "switch"} for name in ("s0", "s1", "top")),
     ],
     "edges": [
-        *({"source": f"g{gpu}", "target": f"s{gpu // 4}", **LINK} for gpu in range(8)),
-        *({"source": name, "target": "top", **LINK, "bandwidth": "100 GB/s"} for name in ("s0", "s1")),
+        *({"source": f"g{gpu}", "target": f"s{gpu // 4}", **NIC_LINK} for gpu in range(8)),
+        *({"source": name, "target": "top", **NIC_LINK, "bandwidth": "100 GB/s"} for name in ("s0", "s1")),
     ],
 }
 
@@ -58,7 +58,7 @@ TWO_TIERS: dict[str, Any] = {  # 8 GPUs of 50 GB/s under two switches, which hav
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     """A small scenario that is legal and fits."""
-    return write_plan(tmp_path, PLAN)
+    return write_plan(tmp_path, BASE_MAPPING)
 
 
 def write_plan(folder: Path, content: dict[str, Any]) -> Path:
@@ -78,32 +78,32 @@ def unsimulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clustersim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def clustersim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandRunner:
     """Run `clustersim` with some arguments in an empty directory, in this process; variables: of its environment."""
 
-    def run(*arguments: str | Path, **variables: str) -> Done:
-        printed, complained = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        with monkeypatch.context() as patch, _signals_kept(), redirect_stdout(printed), redirect_stderr(complained):
+    def run(*arguments: str | Path, **variables: str) -> CommandResult:
+        printed, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with monkeypatch.context() as patch, _restored_sigpipe(), redirect_stdout(printed), redirect_stderr(errors):
             patch.chdir(tmp_path)
             patch.setattr(sys, "argv", ["clustersim", *map(str, arguments)])
             for name, value in variables.items():
                 patch.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
+            with pytest.raises(SystemExit) as exit_info:
                 main()
-        status = ended.value.code or 0
+        status = exit_info.value.code or 0
         assert isinstance(status, int)
-        return Done(status, _text(printed), _text(complained))
+        return CommandResult(status, _stream_text(printed), _stream_text(errors))
 
     return run
 
 
-def _text(stream: io.TextIOWrapper) -> str:
+def _stream_text(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _restored_sigpipe() -> Iterator[None]:
     """A command that ends with its process may answer a closed pipe otherwise than the tests do."""
     before = signal.getsignal(signal.SIGPIPE) if hasattr(signal, "SIGPIPE") else None
     try:
@@ -114,15 +114,15 @@ def _signals_kept() -> Iterator[None]:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Run:
+def process(tmp_path: Path) -> CommandRunner:
     """The same in a process of its own, whose streams are a user's."""
 
-    def run(*arguments: str | Path, **variables: str) -> Done:
+    def run(*arguments: str | Path, **variables: str) -> CommandResult:
         command = [sys.executable, "-m", "clustersim.cli", *map(str, arguments)]
         environment = {**os.environ, **variables}
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, env=environment
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     return run

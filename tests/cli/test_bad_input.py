@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from clustersim.common import data_files
-from tests.cli.conftest import PLAN, TWO_TIERS, Run, write_plan
+from tests.cli.conftest import BASE_MAPPING, TWO_TIERS, CommandRunner, write_plan
 
-Change = Callable[[dict[str, Any]], object]
+MappingChange = Callable[[dict[str, Any]], object]
 
 
-def refused(clustersim: Run, *arguments: str | Path) -> str:
+def error_message(clustersim: CommandRunner, *arguments: str | Path) -> str:
     """The sentence with which a command is refused; nothing else may have been printed."""
     done = clustersim(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done
@@ -52,15 +52,17 @@ def refused(clustersim: Run, *arguments: str | Path) -> str:
         ("training.global_batch=262144", ["131,072 passes a step are the most"]),
     ],
 )
-def test_a_wrong_value_is_refused_in_one_sentence(clustersim: Run, plan: Path, override: str, words: list[str]) -> None:
-    sentence = refused(clustersim, "check", plan, "--set", override)
+def test_wrong_values_have_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, override: str, words: list[str]
+) -> None:
+    sentence = error_message(clustersim, "check", plan, "--set", override)
     assert sentence.count("\n") == 1
     assert all(word in sentence for word in words), sentence
 
 
 @pytest.mark.parametrize("override", ["layout.tpp=4", "model=lama-tiny", "training.global_batch=262144"])
-def test_run_refuses_what_check_refuses_with_the_same_sentence(clustersim: Run, plan: Path, override: str) -> None:
-    run, check = (refused(clustersim, command, plan, "--set", override) for command in ("run", "check"))
+def test_run_and_check_have_the_same_errors(clustersim: CommandRunner, plan: Path, override: str) -> None:
+    run, check = (error_message(clustersim, command, plan, "--set", override) for command in ("run", "check"))
     assert run == check
 
 
@@ -88,78 +90,76 @@ def test_run_refuses_what_check_refuses_with_the_same_sentence(clustersim: Run, 
         ("jiter=1%", ["disturbances.jiter", "did you mean jitter?"]),
     ],
 )
-def test_a_disturbance_that_cannot_be_is_refused_in_one_sentence(
-    clustersim: Run, plan: Path, override: str, words: list[str]
+def test_invalid_degradations_have_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, override: str, words: list[str]
 ) -> None:
-    sentence = refused(clustersim, "check", plan, "--set", f"disturbances.{override}")
+    sentence = error_message(clustersim, "check", plan, "--set", f"disturbances.{override}")
     assert sentence.count("\n") == 1
     assert all(word in sentence for word in words), sentence
 
 
-def test_a_graph_that_a_dead_link_cuts_in_two_is_refused_with_both_parts(clustersim: Run, tmp_path: Path) -> None:
+def test_partitioning_link_failure_names_both_partitions(clustersim: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "graph.json").write_text(json.dumps(TWO_TIERS))
-    plan = write_plan(tmp_path, {**PLAN, "cluster": "graph.json"})
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "cluster": "graph.json"})
     dead = "disturbances.links={between: [s0, top], dead: true}"
-    sentence = refused(clustersim, "check", plan, "--set", dead)
+    sentence = error_message(clustersim, "check", plan, "--set", dead)
     assert "without the link between s0 and top, GPUs 0-3 cannot reach GPUs 4-7" in sentence
-    assert "there is no s2" in refused(clustersim, "check", plan, "--set", dead.replace("s0", "s2"))
+    assert "there is no s2" in error_message(clustersim, "check", plan, "--set", dead.replace("s0", "s2"))
 
 
 @pytest.mark.parametrize("text", [None, '{"model_type": "llama", "hidden', '{"model_type": "resnet"}'])
-def test_a_model_file_that_is_missing_truncated_or_of_an_unknown_family_is_refused(
-    clustersim: Run, tmp_path: Path, text: str | None
-) -> None:
+def test_bad_model_file_is_rejected(clustersim: CommandRunner, tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    plan = write_plan(tmp_path, {**PLAN, "model": "config.json"})
-    assert "config.json" in refused(clustersim, "run", plan)
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "model": "config.json"})
+    assert "config.json" in error_message(clustersim, "run", plan)
 
 
-def test_a_topology_with_an_unreachable_gpu_is_refused(clustersim: Run, tmp_path: Path) -> None:
-    nodes = [{"id": f"gpu{number}", "kind": "gpu", "node": 0} for number in range(3)]
+def test_a_topology_with_an_unreachable_gpu_is_refused(clustersim: CommandRunner, tmp_path: Path) -> None:
+    nodes = [{"id": f"gpu{index}", "kind": "gpu", "node": 0} for index in range(3)]
     link = {"kind": "pcie", "bandwidth": "32 GB/s", "latency": "1 us"}
     links = [{"source": a, "target": b, **link} for a, b in (("gpu0", "gpu1"), ("gpu1", "gpu0"))]
     graph = {"accelerator": "h100-sxm-80gb"}
     content = {"directed": True, "multigraph": False, "graph": graph, "nodes": nodes, "links": links}
     (tmp_path / "island.json").write_text(json.dumps(content))
-    plan = write_plan(tmp_path, {**PLAN, "cluster": "island.json", "layout": {}})
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "cluster": "island.json", "layout": {}})
     for command in (["run", plan], ["topology", "island.json"]):
-        sentence = refused(clustersim, *command)
+        sentence = error_message(clustersim, *command)
         assert "island.json" in sentence
         assert "gpu2" in sentence
 
 
 @pytest.mark.usefixtures("unsimulated")
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
-def test_an_output_that_cannot_be_written_is_refused_before_simulating(
-    clustersim: Run, plan: Path, tmp_path: Path, option: str
+def test_unwritable_output_is_rejected_before_simulation(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, option: str
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert "there is no directory" in refused(clustersim, "run", plan, option, tmp_path / "no" / "where")
-    assert "is a directory" in refused(clustersim, "run", plan, option, tmp_path)
+    assert "there is no directory" in error_message(clustersim, "run", plan, option, tmp_path / "no" / "where")
+    assert "is a directory" in error_message(clustersim, "run", plan, option, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_output_that_fails_leaves_none_behind(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    refused(clustersim, "run", plan, "--json", "answer.json", "--html", "no/page.html")
+def test_failing_output_leaves_no_files(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    error_message(clustersim, "run", plan, "--json", "answer.json", "--html", "no/page.html")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
 @pytest.mark.parametrize("name", ["plan.json", "./plan.json", "config.json", "graph.json", "chip.json"])
-def test_an_output_never_replaces_a_file_that_is_read(clustersim: Run, tmp_path: Path, option: str, name: str) -> None:
+def test_outputs_never_overwrite_inputs(clustersim: CommandRunner, tmp_path: Path, option: str, name: str) -> None:
     config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 1024}
     contents = {
         "config.json": config,
         "chip.json": data_files.read_mapping(data_files.find_file("accelerators", "h100-sxm-80gb")),
         "graph.json": {**TWO_TIERS, "graph": {"accelerator": "chip.json"}},
-        "plan.json": {**PLAN, "model": "config.json", "cluster": "graph.json"},
+        "plan.json": {**BASE_MAPPING, "model": "config.json", "cluster": "graph.json"},
     }
     for file, content in contents.items():
         (tmp_path / file).write_text(json.dumps(content))
-    assert "is one of the files that are read" in refused(clustersim, "run", "plan.json", option, name)
+    assert "is one of the files that are read" in error_message(clustersim, "run", "plan.json", option, name)
     if option == "--html" and name in ("graph.json", "chip.json"):
-        assert "is one of the files that are read" in refused(clustersim, "topology", "graph.json", option, name)
+        assert "is one of the files that are read" in error_message(clustersim, "topology", "graph.json", option, name)
     assert {file: json.loads((tmp_path / file).read_text()) for file in contents} == contents
 
 
@@ -174,49 +174,49 @@ def test_an_output_never_replaces_a_file_that_is_read(clustersim: Run, tmp_path:
         (["--trace", "step.gz"], ".pftrace, .perfetto-trace or nothing"),
     ],
 )
-def test_a_name_that_is_no_file_of_its_kind_is_refused(
-    clustersim: Run, plan: Path, tmp_path: Path, arguments: list[str], words: str
+def test_invalid_output_names_are_rejected(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    assert words in refused(clustersim, "run", plan, *arguments)
+    assert words in error_message(clustersim, "run", plan, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
 @pytest.mark.usefixtures("unsimulated")
-def test_a_trace_without_the_extra_is_refused_before_simulating(
-    clustersim: Run, plan: Path, monkeypatch: pytest.MonkeyPatch
+def test_trace_without_perfetto_is_rejected_before_simulation(
+    clustersim: CommandRunner, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
-    assert "pip install 'clustersim[trace]'" in refused(clustersim, "run", plan, "--trace", "step")
+    assert "pip install 'clustersim[trace]'" in error_message(clustersim, "run", plan, "--trace", "step")
 
 
-def test_a_key_that_stands_twice_is_refused_with_both_lines(clustersim: Run, tmp_path: Path) -> None:
+def test_duplicate_key_names_both_lines(clustersim: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("model: llama-tiny\nlayout:\n  tp: 1\n  pp: 1\n  tp: 2\n")
-    assert "plan.yaml: layout.tp is given twice, in lines 3 and 5" in refused(clustersim, "check", "plan.yaml")
+    assert "plan.yaml: layout.tp is given twice, in lines 3 and 5" in error_message(clustersim, "check", "plan.yaml")
 
 
-def test_two_outputs_cannot_be_one_file(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    assert "different files" in refused(clustersim, "run", plan, "--json", "a", "--html", tmp_path / "a")
+def test_outputs_must_be_different_files(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    assert "different files" in error_message(clustersim, "run", plan, "--json", "a", "--html", tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", ["model: [", "- 1", "", "model: 3\nmodle: 4"])
-def test_a_file_that_is_no_scenario_is_refused(clustersim: Run, tmp_path: Path, content: str) -> None:
+def test_non_scenario_file_is_rejected(clustersim: CommandRunner, tmp_path: Path, content: str) -> None:
     (tmp_path / "plan.yaml").write_text(content)
-    assert "plan.yaml" in refused(clustersim, "check", "plan.yaml")
-    assert "missing.yaml" in refused(clustersim, "check", "missing.yaml")
+    assert "plan.yaml" in error_message(clustersim, "check", "plan.yaml")
+    assert "missing.yaml" in error_message(clustersim, "check", "missing.yaml")
 
 
-def test_all_mistakes_of_a_file_are_listed(clustersim: Run, tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, {**PLAN, "layout": {"tp": 0, "ppp": 2}})
-    assert refused(clustersim, "check", plan).count("  - layout.") == 2
+def test_all_errors_of_a_file_are_listed(clustersim: CommandRunner, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "layout": {"tp": 0, "ppp": 2}})
+    assert error_message(clustersim, "check", plan).count("  - layout.") == 2
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["fly"], ["run", "plan.yaml", "--fast"], ["topology"]])
-def test_a_command_line_that_does_not_exist_exits_2(clustersim: Run, arguments: list[str]) -> None:
+def test_invalid_command_line_exits_2(clustersim: CommandRunner, arguments: list[str]) -> None:
     done = clustersim(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: " in done.stderr
 
 
-def test_scenario_files_in_the_examples_are_legal_yaml() -> None:
+def test_example_scenario_files_are_valid_yaml() -> None:
     for path in (Path(__file__).parents[2] / "examples").glob("*.yaml"):
         assert {"model", "cluster", "training"} <= yaml.safe_load(path.read_text()).keys()

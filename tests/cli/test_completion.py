@@ -12,43 +12,43 @@ from clustersim.cli import completion
 from clustersim.common import data_files
 from clustersim.planning.layouts.objective import Objective
 from clustersim.scenario.schema import dotted_keys
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 
-FISH = {"_CLUSTERSIM_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+FISH_VARIABLES = {"_CLUSTERSIM_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
 
 
-def offered(process: Run, *words: str) -> list[str]:
+def bash_completions(process: CommandRunner, *arguments: str) -> list[str]:
     """What bash is offered for the last of some words."""
-    variables = {"COMP_WORDS": "\n".join(["clustersim", *words]), "COMP_CWORD": str(len(words))}
+    variables = {"COMP_WORDS": "\n".join(["clustersim", *arguments]), "COMP_CWORD": str(len(arguments))}
     done = process(_CLUSTERSIM_COMPLETE="complete_bash", **variables)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split("\n")[:-1]
 
 
-def test_bash_is_offered_commands_and_files_and_keys(process: Run, plan: Path) -> None:
+def test_bash_completes_commands_files_and_keys(process: CommandRunner, plan: Path) -> None:
     assert plan.name == "plan.yaml"
-    assert offered(process, "sea") == ["search"]
-    assert offered(process, "run", "p") == ["plan.yaml"]
+    assert bash_completions(process, "sea") == ["search"]
+    assert bash_completions(process, "run", "p") == ["plan.yaml"]
     typed = ["run", "plan.yaml", "--set", "layout.tp", "=", "4", "--set"]  # bash takes words with = apart
-    assert offered(process, *typed, "layout.p") == ["layout.pp=", "layout.pipeline_overlap="]
+    assert bash_completions(process, *typed, "layout.p") == ["layout.pp=", "layout.pipeline_overlap="]
 
 
 @pytest.mark.parametrize("words", ["search plan.yaml --clusters gb200-nvl72,gb300", "topology gb300"])
-def test_zsh_and_fish_are_offered_clusters(process: Run, words: str) -> None:
+def test_zsh_and_fish_complete_clusters(process: CommandRunner, words: str) -> None:
     line = f"clustersim {words}"
     name = line.split()[-1].replace("gb300", "gb300-nvl72")
     zsh = process(_CLUSTERSIM_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
     assert zsh.stdout == f"_arguments '*: :((\"{name}\"))'\n"
-    assert process(_TYPER_COMPLETE_ARGS=line, **FISH).stdout == f"{name}\n"
+    assert process(_TYPER_COMPLETE_ARGS=line, **FISH_VARIABLES).stdout == f"{name}\n"
 
 
-def test_where_nothing_is_known_the_shell_offers_its_own(process: Run) -> None:
+def test_unknown_values_use_the_shells_file_completion(process: CommandRunner) -> None:
     line = "clustersim run plan.yaml --html pa"
     assert process(_CLUSTERSIM_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line).stdout == "_files\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_with_what_was_installed(tmp_path: Path, plan: Path) -> None:
+def test_installed_bash_completion(tmp_path: Path, plan: Path) -> None:
     """From a home without anything, and a `clustersim` on the path."""
     command = tmp_path / "clustersim"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m clustersim.cli "$@"\n')
@@ -68,7 +68,7 @@ def test_bash_completes_with_what_was_installed(tmp_path: Path, plan: Path) -> N
     assert done.stdout.splitlines()[-2:] == ["complete -o default -F _clustersim_completion clustersim", "plan.yaml"]
 
 
-def test_files_are_data_files_and_the_only_folder_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_completion_of_data_files_and_single_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "plans" / "large").mkdir(parents=True)
@@ -82,12 +82,16 @@ def test_files_are_data_files_and_the_only_folder_is_opened(tmp_path: Path, monk
     assert completion.complete_data_file("./plan.") == ["./plan.yaml"]
     assert completion.complete_data_file(f"{tmp_path}/plan.") == [f"{tmp_path}/plan.yaml"]
     assert completion.complete_data_file(".k") == [".kept/"]
-    assert [completion.complete_data_file(none) for none in ("none/", "~nobody-is-called-so/", "a\0/")] == [[], [], []]
+    assert [completion.complete_data_file(missing) for missing in ("none/", "~nobody-is-called-so/", "a\0/")] == [
+        [],
+        [],
+        [],
+    ]
     assert completion.complete_validation_target("plans/") == ["plans/c.csv", "plans/large/"]
     assert completion.complete_validation_target("me") == ["memory"]
 
 
-def test_names_are_all_that_begin_so() -> None:
+def test_name_completion_by_prefix() -> None:
     assert completion.complete_cluster("") == data_files.list_names("clusters")
     assert completion.complete_cluster("no,dgx-h10") == ["no,dgx-h100"]
     assert completion.complete_override_key("") == [f"{key}=" for key in dotted_keys()]

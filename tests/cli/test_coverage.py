@@ -19,36 +19,38 @@ from clustersim.cost.record_file import write_record
 from clustersim.model.kernels import KernelKind
 from clustersim.uncertainty.model_file import load_uncertainty_model
 from clustersim.uncertainty.step_features import extract_step_features
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 
-SECONDS = 1e-3
+MATMUL_SECONDS = 1e-3
 
 
-def record_of_matmuls(plan: Path, path: Path, accelerator: str = "h100-sxm-80gb") -> None:
+def write_matmul_record(plan: Path, path: Path, accelerator: str = "h100-sxm-80gb") -> None:
     """Every matmul of a plan took a millisecond, give or take 2 %."""
-    rows = [
+    samples = [
         KernelSample(
             kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches,
-            TimeStatistics(SECONDS, 0.98 * SECONDS, 1.02 * SECONDS, 20),
+            TimeStatistics(MATMUL_SECONDS, 0.98 * MATMUL_SECONDS, 1.02 * MATMUL_SECONDS, 20),
         )
         for kernel in distinct_kernels(Scenario.load(plan))
         if kernel.kind is KernelKind.MATMUL and kernel.shape is not None
     ]  # fmt: skip
     device = DeviceInfo(accelerator, "a test's GPU")
-    write_record(CalibrationRecord(device, MeasurementConditions("2026-11-20", "none", "made up"), tuple(rows)), path)
+    write_record(
+        CalibrationRecord(device, MeasurementConditions("2026-11-20", "none", "made up"), tuple(samples)), path
+    )
 
 
-def test_what_a_record_does_not_cover_is_listed_with_its_weight(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    record_of_matmuls(plan, tmp_path / "gpu.json")
+def test_uncovered_kernels_are_listed_with_their_share(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    write_matmul_record(plan, tmp_path / "gpu.json")
     done = clustersim("coverage", plan, "--set", "cost.record=gpu.json", "--json", "-")
-    answer = json.loads(done.stdout)
-    assert sum(line["share"] for line in answer["lines"]) == pytest.approx(1.0)
-    kinds = {line["kind"]: line["covered"] for line in answer["lines"]}
+    coverage = json.loads(done.stdout)
+    assert sum(line["share"] for line in coverage["lines"]) == pytest.approx(1.0)
+    kinds = {line["kind"]: line["covered"] for line in coverage["lines"]}
     assert kinds["matmul"]
     assert not any(covered for kind, covered in kinds.items() if kind != "matmul")
-    covered = [line for line in answer["lines"] if line["covered"]]
+    covered = [line for line in coverage["lines"] if line["covered"]]
     measured = sum(line["share"] for line in covered)
-    assert answer["provenance_share"]["measured"] == pytest.approx(measured)
+    assert coverage["provenance_share"]["measured"] == pytest.approx(measured)
     for line in covered:  # what it took alone, and what a step makes of it
         assert line["error"] == pytest.approx(0.02 + line["times_longer_in_step"] - 1.0)
     table = clustersim("coverage", plan, "--set", "cost.record=gpu.json").stdout
@@ -57,16 +59,16 @@ def test_what_a_record_does_not_cover_is_listed_with_its_weight(clustersim: Run,
     assert "clustersim calibrate --for" in table
 
 
-def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> None:
+def test_measured_kernels_narrow_the_prediction_interval(plan: Path, tmp_path: Path) -> None:
     """Measured parts differ by 2 %, and by what a step makes of them alone; the others as published runs did."""
-    record_of_matmuls(plan, tmp_path / "gpu.json")
+    write_matmul_record(plan, tmp_path / "gpu.json")
     result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
-    measured, whole = result.provenance_shares["measured"], sum(item.seconds for item in result.busy_time_items)
-    paced = (
+    measured, total_seconds = result.provenance_shares["measured"], sum(item.seconds for item in result.busy_time_items)
+    in_situ_error = (
         sum(item.seconds * (item.in_situ_slowdown - 1.0) for item in result.busy_time_items if item.error is not None)
-        / whole
+        / total_seconds
     )
-    error = 0.02 * measured + paced
+    error = 0.02 * measured + in_situ_error
     plain = simulate(Scenario.load(plan))
     experience, facts = load_uncertainty_model(), extract_step_features(result.scenario, result.breakdown.launch_share)
     deviation = math.sqrt(experience.error_variance(facts, 1.0 - measured))
@@ -74,18 +76,16 @@ def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> No
     assert high == pytest.approx(result.step_time * (1 + error) * math.exp(experience.quantile * deviation))
     assert low * high == pytest.approx(result.step_time**2)
     assert deviation < math.sqrt(experience.error_variance(facts))
-    assert paced > 0.01
+    assert in_situ_error > 0.01
     assert "narrower" in result.interval_description
     assert "narrower" not in plain.interval_description
 
 
-def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(
-    clustersim: Run, plan: Path, tmp_path: Path
-) -> None:
-    record_of_matmuls(plan, tmp_path / "gpu.json", accelerator="h200-sxm-141gb")
-    refused = clustersim("run", plan, "--set", "cost.record=gpu.json")
-    assert refused.returncode == 2
-    assert "was measured on h200-sxm-141gb, but the cluster has h100-sxm-80gb" in refused.stderr
+def test_record_of_another_accelerator_must_be_scaled(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    write_matmul_record(plan, tmp_path / "gpu.json", accelerator="h200-sxm-141gb")
+    rejected = clustersim("run", plan, "--set", "cost.record=gpu.json")
+    assert rejected.returncode == 2
+    assert "was measured on h200-sxm-141gb, but the cluster has h100-sxm-80gb" in rejected.stderr
     scaled = ["cost.record.file=gpu.json", "cost.record.scale.bandwidth=0.7"]
     done = clustersim("run", plan, "--set", scaled[0], "--set", scaled[1])
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,9 @@ def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(
         ('{"version": 1}', "is no calibration record: device is missing"),
     ],
 )
-def test_a_broken_record_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, content: str, says: str) -> None:
+def test_broken_record_has_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, content: str, says: str
+) -> None:
     (tmp_path / "broken.json").write_text(content)
     done = clustersim("check", plan, "--set", "cost.record=broken.json")
     assert done.returncode == 2
@@ -108,7 +110,7 @@ def test_a_broken_record_is_one_sentence(clustersim: Run, plan: Path, tmp_path: 
     assert says in done.stderr
 
 
-def test_a_record_that_nobody_ships_is_refused_with_those_that_are(clustersim: Run, plan: Path) -> None:
+def test_unknown_record_name_is_rejected(clustersim: CommandRunner, plan: Path) -> None:
     done = clustersim("check", plan, "--set", "cost.record=h100")
     assert done.returncode == 2
     assert "there is no record 'h100'" in done.stderr

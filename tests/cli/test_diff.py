@@ -9,22 +9,22 @@ import yaml
 
 from clustersim.cli.diff import show_difference
 from clustersim.cli.outputs import Outputs
-from tests.cli.conftest import PLAN, Run, write_plan
+from tests.cli.conftest import BASE_MAPPING, CommandRunner, write_plan
 
 
-def answer(clustersim: Run, *arguments: str | Path) -> dict[str, Any]:
+def diff_json(clustersim: CommandRunner, *arguments: str | Path) -> dict[str, Any]:
     done = clustersim("diff", *arguments, "--json", "-")
     assert done.stderr == ""
     content: dict[str, Any] = json.loads(done.stdout)
     return content
 
 
-def step_time(clustersim: Run, *arguments: str | Path) -> float:
+def step_time(clustersim: CommandRunner, *arguments: str | Path) -> float:
     seconds: float = json.loads(clustersim("run", *arguments, "--json", "-").stdout)["step_time_s"]
     return seconds
 
 
-def recorded(clustersim: Run, plan: Path, **changes: Any) -> Path:
+def write_result(clustersim: CommandRunner, plan: Path, **changes: Any) -> Path:
     """What `run --json` wrote, with changes."""
     file = plan.parent / "result.json"
     clustersim("run", plan, "--json", file, "--quiet")
@@ -33,9 +33,9 @@ def recorded(clustersim: Run, plan: Path, **changes: Any) -> Path:
     return file
 
 
-def test_a_change_is_the_second_scenario(clustersim: Run, plan: Path) -> None:
-    found = answer(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1")
-    assert found["inputs"] == [
+def test_override_makes_the_second_scenario(clustersim: CommandRunner, plan: Path) -> None:
+    difference = diff_json(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1")
+    assert difference["inputs"] == [
         {"key": "layout.tp", "first": 2, "second": 4},
         {"key": "layout.dp", "first": 2, "second": 1},
     ]
@@ -43,59 +43,59 @@ def test_a_change_is_the_second_scenario(clustersim: Run, plan: Path) -> None:
         step_time(clustersim, plan),
         step_time(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1"),
     )
-    assert (found["first"]["step_time_s"], found["second"]["step_time_s"]) == (first, second)
-    assert found["delta"]["step_time_s"] == second - first
-    assert sum(part["delta"] for part in found["parts_s"]) == pytest.approx(second - first, rel=1e-6)
-    assert found["second"]["title"] == f"{plan} with layout.tp=4, layout.dp=1"
+    assert (difference["first"]["step_time_s"], difference["second"]["step_time_s"]) == (first, second)
+    assert difference["delta"]["step_time_s"] == second - first
+    assert sum(category["delta"] for category in difference["parts_s"]) == pytest.approx(second - first, rel=1e-6)
+    assert difference["second"]["title"] == f"{plan} with layout.tp=4, layout.dp=1"
 
 
-def test_two_files_and_a_change_of_the_second(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_two_files_and_an_override_of_the_second(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    other = write_plan(tmp_path / "other", {**PLAN, "schedule": "gpipe", "name": "the other"})
-    found = answer(clustersim, plan, other, "--set", "training.sequence=512")
-    assert [item["key"] for item in found["inputs"]] == ["name", "schedule", "training.sequence"]
-    assert found["second"]["title"] == f"the other ({other}) with training.sequence=512"
-    assert found["notes"] == ["a step of B has 0.5 times the tokens; compare tokens/s per GPU"]
+    other_plan = write_plan(tmp_path / "other", {**BASE_MAPPING, "schedule": "gpipe", "name": "the other"})
+    difference = diff_json(clustersim, plan, other_plan, "--set", "training.sequence=512")
+    assert [change["key"] for change in difference["inputs"]] == ["name", "schedule", "training.sequence"]
+    assert difference["second"]["title"] == f"the other ({other_plan}) with training.sequence=512"
+    assert difference["notes"] == ["a step of B has 0.5 times the tokens; compare tokens/s per GPU"]
 
 
-def test_the_terminal_gets_plain_text_and_the_page_is_written(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_diff_prints_plain_text_and_writes_the_page(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
     done = clustersim("diff", plan, "--set", "schedule.interleaved.chunks=2", "--html", "page.html", COLUMNS="100")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("B's step takes ")
-    for words in ("schedule", "1f1b", "interleaved", "tokens/s per GPU", "peak memory", "✓ fits", "longer by"):
-        assert words in done.stdout
+    for text in ("schedule", "1f1b", "interleaved", "tokens/s per GPU", "peak memory", "✓ fits", "longer by"):
+        assert text in done.stdout
     assert "\x1b" not in done.stdout
     assert "page.html" in done.stdout.splitlines()[-1]
     assert "timeline-b" in (tmp_path / "page.html").read_text()
 
 
-def test_a_result_stands_for_its_scenario(clustersim: Run, plan: Path) -> None:
-    file = recorded(clustersim, plan)
-    assert answer(clustersim, plan, file)["inputs"] == []
-    found = answer(clustersim, file, "--set", "schedule=gpipe")
-    assert [item["key"] for item in found["inputs"]] == ["schedule"]
-    assert found["notes"] == []
-    assert found["first"]["title"] == f"plan ({file})"
+def test_result_file_is_used_as_its_scenario(clustersim: CommandRunner, plan: Path) -> None:
+    file = write_result(clustersim, plan)
+    assert diff_json(clustersim, plan, file)["inputs"] == []
+    difference = diff_json(clustersim, file, "--set", "schedule=gpipe")
+    assert [change["key"] for change in difference["inputs"]] == ["schedule"]
+    assert difference["notes"] == []
+    assert difference["first"]["title"] == f"plan ({file})"
 
 
-def test_a_result_of_another_version_says_by_how_much_it_was_another(clustersim: Run, plan: Path) -> None:
-    now = step_time(clustersim, plan)
-    file = recorded(clustersim, plan, step_time_s=now / 1.25)
-    (note,) = answer(clustersim, file, plan)["notes"]
+def test_outdated_result_notes_the_changed_step_time(clustersim: CommandRunner, plan: Path) -> None:
+    current = step_time(clustersim, plan)
+    file = write_result(clustersim, plan, step_time_s=current / 1.25)
+    (note,) = diff_json(clustersim, file, plan)["notes"]
     assert note.startswith(f"A: {file} recorded a step of ")
     assert "(+25.00%)" in note
-    rounded = recorded(clustersim, plan, step_time_s=now * (1 + 1e-9))
-    assert answer(clustersim, rounded, plan)["notes"] == []
-    changed = answer(clustersim, plan, file, "--set", "schedule=gpipe")  # the result has no time of the changed one
+    rounded = write_result(clustersim, plan, step_time_s=current * (1 + 1e-9))
+    assert diff_json(clustersim, rounded, plan)["notes"] == []
+    changed = diff_json(clustersim, plan, file, "--set", "schedule=gpipe")  # the result has no time of the changed one
     assert changed["notes"] == []
 
 
-def test_paths_of_a_result_are_looked_for_beside_it(clustersim: Run, tmp_path: Path) -> None:
+def test_paths_in_a_result_are_relative_to_its_file(clustersim: CommandRunner, tmp_path: Path) -> None:
     model = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 32000}
     config = {"model_type": "llama", "intermediate_size": 1024, "max_position_embeddings": 2048, **model}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    file = recorded(clustersim, write_plan(tmp_path, {**PLAN, "model": "config.json"}))
-    assert answer(clustersim, file, "--set", "schedule=gpipe")["first"]["step_time_s"] > 0
+    file = write_result(clustersim, write_plan(tmp_path, {**BASE_MAPPING, "model": "config.json"}))
+    assert diff_json(clustersim, file, "--set", "schedule=gpipe")["first"]["step_time_s"] > 0
     (tmp_path / "config.json").unlink()
     done = clustersim("diff", file, "--set", "schedule=gpipe")
     assert (done.returncode, done.stdout) == (2, "")
@@ -103,21 +103,21 @@ def test_paths_of_a_result_are_looked_for_beside_it(clustersim: Run, tmp_path: P
     assert "looked for beside its file" in done.stderr
 
 
-def test_whether_the_second_fits_is_what_is_returned(tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, PLAN)
-    tiny = write_plan_of(tmp_path / "big.yaml", {**PLAN, "model": "llama3-70b"})
-    quiet = Outputs(table=False)
-    assert show_difference(plan, None, ["schedule=gpipe"], quiet)
-    assert not show_difference(plan, tiny, [], quiet)
-    assert show_difference(tiny, plan, [], quiet)
+def test_return_value_is_whether_the_second_fits(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, BASE_MAPPING)
+    oom_plan = write_yaml(tmp_path / "big.yaml", {**BASE_MAPPING, "model": "llama3-70b"})
+    no_table = Outputs(table=False)
+    assert show_difference(plan, None, ["schedule=gpipe"], no_table)
+    assert not show_difference(plan, oom_plan, [], no_table)
+    assert show_difference(oom_plan, plan, [], no_table)
 
 
-def write_plan_of(path: Path, content: dict[str, Any]) -> Path:
+def write_yaml(path: Path, content: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(content))
     return path
 
 
-BAD: dict[str, tuple[list[str], str]] = {
+INVALID_CASES: dict[str, tuple[list[str], str]] = {
     "one file alone": (["plan.yaml"], "plan.yaml alone differs from nothing"),
     "missing": (["missing.yaml", "plan.yaml"], "missing.yaml: cannot be read"),
     "second missing": (["plan.yaml", "missing.json"], "missing.json: cannot be read"),
@@ -137,15 +137,15 @@ BAD: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_compared_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, case: str) -> None:
-    arguments, words = BAD[case]
+@pytest.mark.parametrize("case", INVALID_CASES)
+def test_invalid_diff_has_a_one_line_error(clustersim: CommandRunner, plan: Path, tmp_path: Path, case: str) -> None:
+    arguments, message = INVALID_CASES[case]
     files = {
         "list.json": "[1, 2]",
         "broken.json": "{",
         "neither.json": '{"events": []}',
-        "half.json": json.dumps({"scenario": PLAN, "step_time_s": "fast"}),
-        "old.json": json.dumps({"scenario": {**PLAN, "lay_out": {}}, "step_time_s": 1.0, "name": "old"}),
+        "half.json": json.dumps({"scenario": BASE_MAPPING, "step_time_s": "fast"}),
+        "old.json": json.dumps({"scenario": {**BASE_MAPPING, "lay_out": {}}, "step_time_s": 1.0, "name": "old"}),
         "other.yaml": "colour: red\n",
         "again.yaml": plan.read_text(),
     }
@@ -154,6 +154,6 @@ def test_what_cannot_be_compared_is_one_sentence(clustersim: Run, plan: Path, tm
     done = clustersim("diff", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
-    assert words in done.stderr
-    assert plan.read_text() == yaml.safe_dump(PLAN)
+    assert message in done.stderr
+    assert plan.read_text() == yaml.safe_dump(BASE_MAPPING)
     assert not (tmp_path / "page.html").exists()

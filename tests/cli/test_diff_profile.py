@@ -6,65 +6,65 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import PLAN, Run, write_plan
-from tests.interop.synthetic_profiles import Profile, three_steps
+from tests.cli.conftest import BASE_MAPPING, CommandRunner, write_plan
+from tests.interop.synthetic_profiles import SyntheticProfile, three_steps
 
-SINGLE = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
+SINGLE_GPU_MAPPING = {**BASE_MAPPING, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
 
 
-def answer(clustersim: Run, *arguments: str | Path) -> dict[str, Any]:
+def diff_json(clustersim: CommandRunner, *arguments: str | Path) -> dict[str, Any]:
     done = clustersim("diff", *arguments, "--json", "-")
     assert done.stderr == ""
     content: dict[str, Any] = json.loads(done.stdout)
     return content
 
 
-def longer(rows: list[dict[str, Any]]) -> float:
-    return sum(abs(row["delta"]) for row in rows)
+def total_absolute_delta(table_rows: list[dict[str, Any]]) -> float:
+    return sum(abs(row["delta"]) for row in table_rows)
 
 
-def test_a_trace_of_a_scenario_differs_from_it_in_nothing(clustersim: Run, plan: Path) -> None:
+def test_exported_trace_equals_its_prediction(clustersim: CommandRunner, plan: Path) -> None:
     clustersim("run", plan, "--kineto", "traces", "--ranks", "all", "--quiet")
-    found = answer(clustersim, "traces", plan)
-    step = found["second"]["step_time_s"]
-    assert found["delta"]["step_time_s"] == pytest.approx(0.0, abs=1e-8)
-    assert longer(found["parts_s"]) < 1e-6 * step
-    assert longer(found["communication_s"]) < 1e-6 * step
-    assert found["waiting_s"]["first"] == pytest.approx(0.0, abs=1e-6 * step)
-    assert all(longer(row["parts_s"]) < 1e-6 * step for row in found["ranks"])
-    for row in (*found["kinds"], *found["collectives"], *found["products"]):
+    difference = diff_json(clustersim, "traces", plan)
+    step = difference["second"]["step_time_s"]
+    assert difference["delta"]["step_time_s"] == pytest.approx(0.0, abs=1e-8)
+    assert total_absolute_delta(difference["parts_s"]) < 1e-6 * step
+    assert total_absolute_delta(difference["communication_s"]) < 1e-6 * step
+    assert difference["waiting_s"]["first"] == pytest.approx(0.0, abs=1e-6 * step)
+    assert all(total_absolute_delta(row["parts_s"]) < 1e-6 * step for row in difference["ranks"])
+    for row in (*difference["kinds"], *difference["collectives"], *difference["products"]):
         assert row["count"]["first"] == row["count"]["second"]
         assert row["seconds"]["delta"] == pytest.approx(0.0, abs=1e-6 * step)
-    assert [row["rank"] for row in found["ranks"]] == list(range(8))
-    assert {row["collective"] for row in found["collectives"]} > {"all_reduce", "send_recv"}
-    for first, second in zip(found["first"]["streams"], found["second"]["streams"], strict=True):
+    assert [row["rank"] for row in difference["ranks"]] == list(range(8))
+    assert {row["collective"] for row in difference["collectives"]} > {"all_reduce", "send_recv"}
+    for first, second in zip(difference["first"]["streams"], difference["second"]["streams"], strict=True):
         assert first == pytest.approx(second, abs=1e-8)
 
 
-def test_what_is_changed_shows_where_it_was_changed(clustersim: Run, plan: Path) -> None:
+def test_recompute_appears_in_kernel_counts(clustersim: CommandRunner, plan: Path) -> None:
     """Recomputed layers: twice their kernels of the forward, and nothing else of them."""
     clustersim("run", plan, "--kineto", "traces", "--ranks", "0,4", "--quiet")
-    found = answer(clustersim, "traces", plan, "--set", "training.recompute=full")
-    kinds = {row["kind"]: row for row in found["kinds"]}
+    difference = diff_json(clustersim, "traces", plan, "--set", "training.recompute=full")
+    kinds = {row["kind"]: row for row in difference["kinds"]}
     assert kinds["norms"]["count"]["second"] > kinds["norms"]["count"]["first"]
     assert kinds["optimizer"]["count"]["second"] == kinds["optimizer"]["count"]["first"]
     plain = json.loads(clustersim("run", plan, "--json", "-").stdout)["step_time_s"]
-    assert found["first"]["step_time_s"] == pytest.approx(plain, rel=1e-6)
+    assert difference["first"]["step_time_s"] == pytest.approx(plain, rel=1e-6)
     changed = json.loads(clustersim("run", plan, "--set", "training.recompute=full", "--json", "-").stdout)
-    assert found["second"]["step_time_s"] == pytest.approx(changed["step_time_s"], rel=1e-9)
-    assert found["notes"][0] == "A has no traces of ranks 1, 2, 3, 5 and 2 more; both means leave them out"
+    assert difference["second"]["step_time_s"] == pytest.approx(changed["step_time_s"], rel=1e-9)
+    assert difference["notes"][0] == "A has no traces of ranks 1, 2, 3, 5 and 2 more; both means leave them out"
 
 
-def test_the_table_says_both_times_and_where_they_differ(clustersim: Run, tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, SINGLE)
+def test_profile_table_has_measured_and_predicted_times(clustersim: CommandRunner, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, SINGLE_GPU_MAPPING)
     three_steps().write(tmp_path / "measured.json")
     done = clustersim("diff", "measured.json", plan, COLUMNS="120")
     assert done.returncode == 0, done.stderr
-    first, second, third, *rest = done.stdout.splitlines()
+    first, second, third, *other_lines = done.stdout.splitlines()
     assert first.startswith("measured 120.0 us, predicted ")
     assert second == "A: measured.json (the median of 3 steps, 1 rank, NVIDIA H100 80GB HBM3)"
     assert third == f"B: {plan}"
-    for words in (
+    for text in (
         "exposed communication",
         "matrix products",
         "matrix products that take longest",
@@ -72,34 +72,34 @@ def test_the_table_says_both_times_and_where_they_differ(clustersim: Run, tmp_pa
         "streams",
         "idle",
     ):
-        assert any(words in line for line in rest), words
+        assert any(text in line for line in other_lines), text
     assert "\x1b" not in done.stdout
 
 
-def test_a_scenario_that_does_not_fit_is_compared_and_said(clustersim: Run, tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, {**SINGLE, "model": "llama3-70b"})
+def test_oom_scenario_is_compared_with_a_note(clustersim: CommandRunner, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, {**SINGLE_GPU_MAPPING, "model": "llama3-70b"})
     three_steps().write(tmp_path / "measured.json")
     done = clustersim("diff", "measured.json", plan)
     assert done.returncode == 3
     assert "note: B does not fit in memory" in done.stdout
 
 
-def test_a_result_predicts_as_its_scenario_does(clustersim: Run, plan: Path) -> None:
+def test_result_file_predicts_as_its_scenario(clustersim: CommandRunner, plan: Path) -> None:
     clustersim("run", plan, "--kineto", "traces", "--ranks", "0", "--json", "result.json", "--quiet")
-    first, second = (answer(clustersim, "traces", path) for path in (plan, "result.json"))
+    first, second = (diff_json(clustersim, "traces", prediction) for prediction in (plan, "result.json"))
     assert second["second"]["title"] == "plan (result.json)"
     assert {**second, "second": first["second"]} == first
 
 
 @pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", False), ("dgx-a100", True)])
-def test_another_gpu_than_the_scenario_s_is_said(clustersim: Run, tmp_path: Path, cluster: str, said: bool) -> None:
-    plan = write_plan(tmp_path, {**SINGLE, "cluster": {"name": cluster, "gpus": 1}})
+def test_different_gpu_model_is_noted(clustersim: CommandRunner, tmp_path: Path, cluster: str, said: bool) -> None:
+    plan = write_plan(tmp_path, {**SINGLE_GPU_MAPPING, "cluster": {"name": cluster, "gpus": 1}})
     three_steps().write(tmp_path / "measured.json")
-    notes = answer(clustersim, "measured.json", plan)["notes"]
+    notes = diff_json(clustersim, "measured.json", plan)["notes"]
     assert any(note == "A ran on NVIDIA H100 80GB HBM3, and B is of a100-sxm-80gb" for note in notes) is said
 
 
-BAD: dict[str, tuple[list[str], str]] = {
+INVALID_CASES: dict[str, tuple[list[str], str]] = {
     "not JSON": (["broken.json.gz", "plan.yaml"], "broken.json.gz: is not valid gzip"),
     "truncated": (["truncated.json", "plan.yaml"], "truncated.json: is not valid JSON, or truncated"),
     "another tool": (["chrome.json", "plan.yaml"], "chrome.json: schemaVersion: nothing is not 1"),
@@ -115,18 +115,20 @@ BAD: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_compared_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, case: str) -> None:
-    arguments, words = BAD[case]
+@pytest.mark.parametrize("case", INVALID_CASES)
+def test_invalid_profile_diff_has_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, case: str
+) -> None:
+    arguments, message = INVALID_CASES[case]
     (tmp_path / "broken.json.gz").write_text("{}")
     (tmp_path / "truncated.json").write_text('{"traceEvents": [')
     (tmp_path / "chrome.json").write_text('{"traceEvents": []}')
     (tmp_path / "empty").mkdir()
     three_steps().write(tmp_path / "one.json")
-    Profile().kernel("x", 1.0, 2.0, 3.0).write(tmp_path / "stepless.json")
+    SyntheticProfile().add_kernel("x", 1.0, 2.0, 3.0).write(tmp_path / "stepless.json")
     done = clustersim("diff", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert plan.exists()

@@ -5,50 +5,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 
 
-def expected(clustersim: Run, plan: Path) -> float:
+def predicted_seconds(clustersim: CommandRunner, plan: Path) -> float:
     seconds: float = json.loads(clustersim("run", plan, "--json", "-").stdout)["step_time_s"]
     return seconds
 
 
-def test_a_measured_time_gets_a_verdict_a_breakdown_and_causes(clustersim: Run, plan: Path) -> None:
-    seconds = 1.1 * expected(clustersim, plan)
+def test_explain_prints_verdict_breakdown_and_causes(clustersim: CommandRunner, plan: Path) -> None:
+    seconds = 1.1 * predicted_seconds(clustersim, plan)
     done = clustersim("explain", plan, "--measured", f"{1e3 * seconds:.6f}ms", COLUMNS="120")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("expected ")
-    for words in ("10.0% longer", "inside the band", "critical path", "bubble", "slower", "not a diagnosis"):
-        assert words in done.stdout
+    for text in ("10.0% longer", "inside the band", "critical path", "bubble", "slower", "not a diagnosis"):
+        assert text in done.stdout
 
 
-def test_json_holds_all_of_it(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    plain = expected(clustersim, plan)
+def test_explain_json(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    plain = predicted_seconds(clustersim, plan)
     done = clustersim("explain", plan, "--measured", f"{1.2 * plain} s", "--json", "-")
-    answer = json.loads(done.stdout)
-    assert answer["expected_s"] == pytest.approx(plain)
-    assert answer["difference"] == pytest.approx(0.2)
-    low, high = answer["band_s"]
-    assert answer["inside_band"] is (low <= answer["measured_s"] <= high)
-    assert sum(answer["breakdown_s"].values()) == pytest.approx(plain)
-    slower = next(item for item in answer["causes"] if item["name"] == "matmuls")
+    explanation = json.loads(done.stdout)
+    assert explanation["expected_s"] == pytest.approx(plain)
+    assert explanation["difference"] == pytest.approx(0.2)
+    low, high = explanation["band_s"]
+    assert explanation["inside_band"] is (low <= explanation["measured_s"] <= high)
+    assert sum(explanation["breakdown_s"].values()) == pytest.approx(plain)
+    slower = next(cause for cause in explanation["causes"] if cause["name"] == "matmuls")
     assert slower["explains"]
     assert slower["share_of_gap"] == pytest.approx(1.0, abs=0.01)
-    assert slower["step_time_s"] == pytest.approx(answer["measured_s"], rel=1e-3)
-    written = clustersim("explain", plan, "--measured", f"{1.2 * plain} s", "--json", "answer.json")
-    assert json.loads((tmp_path / "answer.json").read_text()) == answer
-    assert written.stdout.startswith("expected ")
+    assert slower["step_time_s"] == pytest.approx(explanation["measured_s"], rel=1e-3)
+    to_file = clustersim("explain", plan, "--measured", f"{1.2 * plain} s", "--json", "answer.json")
+    assert json.loads((tmp_path / "answer.json").read_text()) == explanation
+    assert to_file.stdout.startswith("expected ")
 
 
-def test_overrides_change_what_is_expected(clustersim: Run, plan: Path) -> None:
+def test_overrides_change_the_prediction(clustersim: CommandRunner, plan: Path) -> None:
     doubled = json.loads(
         clustersim("explain", plan, "--set", "training.global_batch=16", "--measured", "1 s", "--json", "-").stdout
     )
-    assert doubled["expected_s"] > 1.5 * expected(clustersim, plan)
+    assert doubled["expected_s"] > 1.5 * predicted_seconds(clustersim, plan)
 
 
 @pytest.mark.parametrize("measured", ["4.2", "0 s", "-1 s", "4 parsecs", "", "nan", "1e400 s", "3 ns", "9000 h"])
-def test_what_cannot_be_a_step_time_is_one_sentence(clustersim: Run, plan: Path, measured: str) -> None:
+def test_invalid_measured_times_have_a_one_line_error(clustersim: CommandRunner, plan: Path, measured: str) -> None:
     done = clustersim("explain", plan, "--measured", measured)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -56,7 +56,7 @@ def test_what_cannot_be_a_step_time_is_one_sentence(clustersim: Run, plan: Path,
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_measured_time_is_needed(clustersim: Run, plan: Path) -> None:
+def test_measured_option_is_required(clustersim: CommandRunner, plan: Path) -> None:
     done = clustersim("explain", plan)
     assert done.returncode == 2
     assert "--measured" in done.stderr
@@ -71,7 +71,9 @@ def test_a_measured_time_is_needed(clustersim: Run, plan: Path) -> None:
         (("plan.yaml", "--measured", "4 s", "--json", ""), "--json needs"),
     ],
 )
-def test_bad_input_is_one_sentence(clustersim: Run, plan: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_bad_input_has_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, arguments: tuple[str, ...], says: str
+) -> None:
     assert plan.name == "plan.yaml"
     done = clustersim("explain", *arguments)
     assert done.returncode == 2

@@ -8,7 +8,7 @@ import pytest
 
 from tests.planning.explorer_scenarios import few_choices
 
-Run = Callable[..., Any]
+ExploreRunner = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def _few_choices() -> Iterator[None]:
         yield
 
 
-def test_it_writes_a_page_and_says_where(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_explore_writes_and_names_the_page(clustersim: ExploreRunner, plan: Path, tmp_path: Path) -> None:
     done = clustersim("explore", plan, "--html", "page.html")
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrote page.html\n", "")
     text = (tmp_path / "page.html").read_text()
@@ -25,7 +25,7 @@ def test_it_writes_a_page_and_says_where(clustersim: Run, plan: Path, tmp_path: 
     assert "Step time, simulated" in text
 
 
-def test_changes_are_taken(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_explore_applies_overrides(clustersim: ExploreRunner, plan: Path, tmp_path: Path) -> None:
     done = clustersim("explore", plan, "--html", "page.html", "--set", "cluster.gpus=1", "--set", "layout={}")
     assert done.returncode == 0
     assert 'data-key="gpus" data-values="[1, 2, 4' in (tmp_path / "page.html").read_text()
@@ -43,8 +43,8 @@ def test_changes_are_taken(clustersim: Run, plan: Path, tmp_path: Path) -> None:
         (["plan.yaml", "--html", "page.html", "--set", "layout.tp=3"], "tp 3"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
-    clustersim: Run, plan: Path, tmp_path: Path, arguments: list[str], words: str
+def test_invalid_explore_has_a_one_line_error(
+    clustersim: ExploreRunner, plan: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     assert plan.name == "plan.yaml"
     done = clustersim("explore", *arguments)

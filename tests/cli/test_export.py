@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from clustersim.scenario import Scenario
-from tests.cli.conftest import Run, write_plan
+from tests.cli.conftest import CommandRunner, write_plan
 from tests.interop.repository_examples import MEGATRON, TORCHTITAN
 
-PLAN = {
+LLAMA3_MAPPING = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 64},
     "layout": {"tp": 2, "pp": 2, "sequence_parallel": True, "data": "fsdp"},
@@ -18,7 +18,7 @@ PLAN = {
 
 
 @pytest.mark.parametrize("program", ["megatron", "torchtitan"])
-def test_there_and_back_is_the_same_scenario(program: str, tmp_path: Path, clustersim: Run) -> None:
+def test_import_export_import_round_trip(program: str, tmp_path: Path, clustersim: CommandRunner) -> None:
     """By files, of the repository's own example."""
     text, gpus, *_ = MEGATRON["mixtral-8x7b"] if program == "megatron" else TORCHTITAN["llama3_405b"]
     (tmp_path / "job.txt").write_text(text)
@@ -29,12 +29,16 @@ def test_there_and_back_is_the_same_scenario(program: str, tmp_path: Path, clust
     assert (done.returncode, done.stderr) == (0, "")
     assert out in done.stdout
     assert clustersim("import", program, out, "--gpus", str(gpus), "--output", second).returncode == 0
-    one, other = (Scenario.load(item) for item in (first, second))
-    assert (one.layout, one.training, one.schedule) == (other.layout, other.training, other.schedule)
+    imported, reimported = (Scenario.load(path) for path in (first, second))
+    assert (imported.layout, imported.training, imported.schedule) == (
+        reimported.layout,
+        reimported.training,
+        reimported.schedule,
+    )
 
 
-def test_what_arguments_do_not_say_is_said_beside_them(tmp_path: Path, clustersim: Run) -> None:
-    plan = write_plan(tmp_path, PLAN)
+def test_unexportable_settings_are_noted(tmp_path: Path, clustersim: CommandRunner) -> None:
+    plan = write_plan(tmp_path, LLAMA3_MAPPING)
     done = clustersim("export", "torchtitan", str(plan), "--set", "training.recompute=full")
     assert done.returncode == 0
     assert "tensor_parallel_degree = 2" in done.stdout
@@ -43,11 +47,11 @@ def test_what_arguments_do_not_say_is_said_beside_them(tmp_path: Path, clustersi
     assert all(note.replace("note: not said: ", "# not said here: ") in done.stdout for note in notes)
 
 
-def test_bad_input_is_a_sentence(tmp_path: Path, clustersim: Run) -> None:
-    plan = write_plan(tmp_path, PLAN)
+def test_bad_input_has_a_one_line_error(tmp_path: Path, clustersim: CommandRunner) -> None:
+    plan = write_plan(tmp_path, LLAMA3_MAPPING)
     broken = tmp_path / "broken.yaml"
     broken.write_text(yaml.safe_dump({"model": "llama3-8b"}))
-    for arguments, said in [
+    for arguments, message in [
         (["torchtitn", str(plan)], "did you mean torchtitan?"),
         (["megatron", str(tmp_path / "none.yaml")], "none.yaml"),
         (["megatron", str(broken)], "broken.yaml"),
@@ -60,6 +64,6 @@ def test_bad_input_is_a_sentence(tmp_path: Path, clustersim: Run) -> None:
     ]:
         done = clustersim("export", *arguments)
         assert (done.returncode, done.stdout) == (2, ""), arguments
-        assert said in done.stderr
+        assert message in done.stderr
         assert done.stderr.startswith("error: ")
         assert "plan.yaml: " in done.stderr or not any("=" in argument for argument in arguments)

@@ -5,56 +5,56 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 
-FEW = ("--tokens", "1T", "--runs", "4", "--workers", "1")
-OFTEN = ("--set", "reliability.rates=50")
+FEW_RUNS = ("--tokens", "1T", "--runs", "4", "--workers", "1")
+FREQUENT_FAILURES = ("--set", "reliability.rates=50")
 LLAMA_3 = ("--set", "reliability=llama3-2024")
 
 
-def test_it_says_how_long_the_run_takes_and_where_the_time_goes(clustersim: Run, plan: Path) -> None:
-    done = clustersim("goodput", plan, *FEW, *OFTEN)
+def test_goodput_prints_duration_and_time_breakdown(clustersim: CommandRunner, plan: Path) -> None:
+    done = clustersim("goodput", plan, *FEW_RUNS, *FREQUENT_FAILURES)
     assert done.returncode == 0
     assert "1T tokens take " in done.stdout
-    for words in ("goodput", "ETTR", "checkpoint every", "Young", "Daly", "spare nodes", "work that counts", "gpu-hbm"):
-        assert words in done.stdout
-    for words in ("half the failures", "twice the storage bandwidth", "every restart in 2 minutes"):
-        assert words in done.stdout
+    for text in ("goodput", "ETTR", "checkpoint every", "Young", "Daly", "spare nodes", "work that counts", "gpu-hbm"):
+        assert text in done.stdout
+    for text in ("half the failures", "twice the storage bandwidth", "every restart in 2 minutes"):
+        assert text in done.stdout
     assert "rates are those of preset typical, of other clusters than yours" in " ".join(done.stdout.split())
 
 
-def test_json_has_all_of_it_and_its_parts_sum(clustersim: Run, plan: Path) -> None:
-    found = json.loads(clustersim("goodput", plan, *FEW, *LLAMA_3, "--json", "-").stdout)
+def test_goodput_json_losses_sum_to_total(clustersim: CommandRunner, plan: Path) -> None:
+    goodput = json.loads(clustersim("goodput", plan, *FEW_RUNS, *LLAMA_3, "--json", "-").stdout)
     assert {"goodput", "ettr", "days", "failures", "loss_s", "checkpoint_interval_s", "young_s", "daly_s", "cost"} <= {
-        *found
+        *goodput
     }
-    assert {"p10", "p50", "p90", "mean"} == {*found["days"]} == {*found["cost"]}
-    losses = sum(seconds for name, seconds in found["loss_s"].items() if name != "spares")
-    assert found["ideal_days"] * 86400.0 + losses == pytest.approx(found["days"]["mean"] * 86400.0)
-    assert found["goodput"] == pytest.approx(found["ideal_days"] / found["days"]["mean"])
-    assert sum(found["failures"]["by_component"].values()) == pytest.approx(found["failures"]["mean"])
-    assert found["states"]["healthy"]["step_time_s"] == found["step_time_s"]
-    assert found["runs"] == found["finished"] == 4
+    assert {"p10", "p50", "p90", "mean"} == {*goodput["days"]} == {*goodput["cost"]}
+    losses = sum(seconds for name, seconds in goodput["loss_s"].items() if name != "spares")
+    assert goodput["ideal_days"] * 86400.0 + losses == pytest.approx(goodput["days"]["mean"] * 86400.0)
+    assert goodput["goodput"] == pytest.approx(goodput["ideal_days"] / goodput["days"]["mean"])
+    assert sum(goodput["failures"]["by_component"].values()) == pytest.approx(goodput["failures"]["mean"])
+    assert goodput["states"]["healthy"]["step_time_s"] == goodput["step_time_s"]
+    assert goodput["runs"] == goodput["finished"] == 4
 
 
-def test_the_same_seed_is_the_same_answer_and_another_is_not(clustersim: Run, plan: Path) -> None:
-    def said(seed: int) -> dict[str, object]:
-        found: dict[str, object] = json.loads(
-            clustersim("goodput", plan, *FEW, *OFTEN, "--seed", str(seed), "--json", "-").stdout
+def test_goodput_is_deterministic_per_seed(clustersim: CommandRunner, plan: Path) -> None:
+    def goodput_json(seed: int) -> dict[str, object]:
+        content: dict[str, object] = json.loads(
+            clustersim("goodput", plan, *FEW_RUNS, *FREQUENT_FAILURES, "--seed", str(seed), "--json", "-").stdout
         )
-        return found | {"wall_s": 0.0}
+        return content | {"wall_s": 0.0}
 
-    one = said(1)
-    assert said(1) == one
-    assert said(2)["days"] != one["days"]
+    first = goodput_json(1)
+    assert goodput_json(1) == first
+    assert goodput_json(2)["days"] != first["days"]
 
 
-def test_the_page_shows_one_run_and_curves(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_the_page_shows_one_run_and_curves(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    done = clustersim("goodput", plan, *FEW, *OFTEN, "--html", page)
+    done = clustersim("goodput", plan, *FEW_RUNS, *FREQUENT_FAILURES, "--html", page)
     assert done.returncode == 0
     text = page.read_text(encoding="utf-8")
-    for words in (
+    for title in (
         "Where the time goes",
         "One run",
         "How often checkpoints?",
@@ -62,43 +62,43 @@ def test_the_page_shows_one_run_and_curves(clustersim: Run, plan: Path, tmp_path
         "What breaks",
         "Table 5",
     ):
-        assert words in text or words == "Table 5"
+        assert title in text or title == "Table 5"
     assert "table 5" in text  # where rates are from
 
 
-def test_without_failures_it_takes_the_steps(clustersim: Run, plan: Path) -> None:
-    found = json.loads(clustersim("goodput", plan, *FEW, "--set", "reliability.rates=0", "--json", "-").stdout)
-    assert found["days"]["mean"] == pytest.approx(found["ideal_days"], rel=1e-3)
-    assert found["mttf_s"] is None
-    assert found["failures"]["mean"] == 0.0
-    assert found["goodput"] > 0.999
+def test_goodput_without_failures_is_one(clustersim: CommandRunner, plan: Path) -> None:
+    goodput = json.loads(clustersim("goodput", plan, *FEW_RUNS, "--set", "reliability.rates=0", "--json", "-").stdout)
+    assert goodput["days"]["mean"] == pytest.approx(goodput["ideal_days"], rel=1e-3)
+    assert goodput["mttf_s"] is None
+    assert goodput["failures"]["mean"] == 0.0
+    assert goodput["goodput"] > 0.999
 
 
-def test_what_breaks_faster_than_it_restarts_is_said_to_be_lost(clustersim: Run, plan: Path) -> None:
+def test_unreachable_token_target_is_reported(clustersim: CommandRunner, plan: Path) -> None:
     rate = "reliability={failures: {it: {rate: 1 per job-hour, takes: nothing}}, restart: {drain: 5 h}}"
-    done = clustersim("goodput", plan, *FEW, "--set", rate)
+    done = clustersim("goodput", plan, *FEW_RUNS, "--set", rate)
     assert "1T tokens are not reached" in done.stdout
     assert "did not reach their tokens" in " ".join(done.stdout.split())
 
 
-def test_a_kept_calculation_goes_on_where_it_was(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_resume_continues_a_journal(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    whole = json.loads(clustersim("goodput", plan, *FEW, "--json", "-").stdout)
+    reference = json.loads(clustersim("goodput", plan, *FEW_RUNS, "--json", "-").stdout)
     clustersim("goodput", plan, "--tokens", "1T", "--runs", "2", "--workers", "1", "--resume", store, "-q")
-    kept = store / "runs.jsonl"
-    lines = kept.read_text(encoding="utf-8").splitlines()
+    journal = store / "runs.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 3
-    kept.write_text("\n".join([*lines, lines[-1][:40]]), encoding="utf-8")  # a line that was cut off
-    again = json.loads(clustersim("goodput", plan, *FEW, "--resume", store, "--json", "-").stdout)
-    assert again | {"wall_s": 0.0} == whole | {"wall_s": 0.0}
-    full = json.loads(clustersim("goodput", plan, *FEW, "--resume", store, "--json", "-").stdout)
-    assert full | {"wall_s": 0.0} == whole | {"wall_s": 0.0}
-    other = clustersim("goodput", plan, *FEW, "--seed", "3", "--resume", store)
-    assert other.returncode == 2
-    assert "is of another calculation" in other.stderr
+    journal.write_text("\n".join([*lines, lines[-1][:40]]), encoding="utf-8")  # a line that was cut off
+    resumed = json.loads(clustersim("goodput", plan, *FEW_RUNS, "--resume", store, "--json", "-").stdout)
+    assert resumed | {"wall_s": 0.0} == reference | {"wall_s": 0.0}
+    completed = json.loads(clustersim("goodput", plan, *FEW_RUNS, "--resume", store, "--json", "-").stdout)
+    assert completed | {"wall_s": 0.0} == reference | {"wall_s": 0.0}
+    other_seed = clustersim("goodput", plan, *FEW_RUNS, "--seed", "3", "--resume", store)
+    assert other_seed.returncode == 2
+    assert "is of another calculation" in other_seed.stderr
 
 
-def test_an_interval_longer_than_the_time_between_failures_is_warned_of(clustersim: Run, plan: Path) -> None:
+def test_checkpoint_interval_above_mttf_warns(clustersim: CommandRunner, plan: Path) -> None:
     changes = ("--set", "reliability.checkpoint.interval=30 d", "--set", "reliability.rates=100")
     done = clustersim("goodput", plan, "--tokens", "1T", "--runs", "1", "--workers", "1", *changes)
     assert "checkpoints come every 30 d 0 h, and something breaks every" in " ".join(done.stdout.split())
@@ -129,8 +129,10 @@ def test_an_interval_longer_than_the_time_between_failures_is_warned_of(clusters
         ("spread=0.5", ["reliability.spread", "the smallest legal value is 1"]),
     ],
 )
-def test_mistakes_are_one_sentence(clustersim: Run, plan: Path, change: str, words: list[str]) -> None:
-    done = clustersim("goodput", plan, *FEW, "--set", f"reliability.{change}")
+def test_invalid_reliability_has_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, change: str, words: list[str]
+) -> None:
+    done = clustersim("goodput", plan, *FEW_RUNS, "--set", f"reliability.{change}")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -145,13 +147,13 @@ def test_mistakes_are_one_sentence(clustersim: Run, plan: Path, change: str, wor
         ("15Q", "'15Q' is not a number of tokens above zero"),
     ],
 )
-def test_tokens_need_a_unit(clustersim: Run, plan: Path, tokens: str, words: str) -> None:
+def test_tokens_need_a_unit(clustersim: CommandRunner, plan: Path, tokens: str, words: str) -> None:
     done = clustersim("goodput", plan, "--tokens", tokens)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_tokens_must_be_said(clustersim: Run, plan: Path) -> None:
+def test_tokens_option_is_required(clustersim: CommandRunner, plan: Path) -> None:
     assert "goodput: --tokens 15T" in clustersim("goodput", plan).stderr
 
 
@@ -164,24 +166,24 @@ def test_tokens_must_be_said(clustersim: Run, plan: Path) -> None:
         ("time_h,what\n0,\n", "has no failure after its beginning"),
     ],
 )
-def test_a_trace_that_cannot_be_read_is_refused(
-    clustersim: Run, plan: Path, tmp_path: Path, rows: str, words: str
+def test_invalid_failure_trace_is_rejected(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, rows: str, words: str
 ) -> None:
     (tmp_path / "trace.csv").write_text(rows, encoding="utf-8")
-    done = clustersim("goodput", plan, *FEW, "--set", f"reliability.failures.gpu.trace={tmp_path / 'trace.csv'}")
+    done = clustersim("goodput", plan, *FEW_RUNS, "--set", f"reliability.failures.gpu.trace={tmp_path / 'trace.csv'}")
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_a_trace_stands_for_a_rate(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+def test_failure_trace_replaces_the_rate(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
     """Two failures in every 100 hours, and nothing else."""
     (tmp_path / "trace.csv").write_text("time_h,what\n10,fan\n50,fan\n100,end\n", encoding="utf-8")
-    only = f"reliability={{failures: {{fan: {{trace: {tmp_path / 'trace.csv'}, takes: nothing}}}}}}"
-    done = clustersim("goodput", plan, *FEW, "--set", only, "--json", "-")
-    found = json.loads(done.stdout)
-    wall = found["days"]["mean"] * 24.0
-    assert found["failures"]["by_component"]["fan"] == pytest.approx(wall / 50.0, abs=1.0)
+    override = f"reliability={{failures: {{fan: {{trace: {tmp_path / 'trace.csv'}, takes: nothing}}}}}}"
+    done = clustersim("goodput", plan, *FEW_RUNS, "--set", override, "--json", "-")
+    goodput = json.loads(done.stdout)
+    wall_hours = goodput["days"]["mean"] * 24.0
+    assert goodput["failures"]["by_component"]["fan"] == pytest.approx(wall_hours / 50.0, abs=1.0)
 
 
-def test_nobody_writes_over_the_scenario(clustersim: Run, plan: Path) -> None:
-    assert "is one of the files that are read" in clustersim("goodput", plan, *FEW, "--json", plan).stderr
+def test_goodput_never_overwrites_the_scenario(clustersim: CommandRunner, plan: Path) -> None:
+    assert "is one of the files that are read" in clustersim("goodput", plan, *FEW_RUNS, "--json", plan).stderr

@@ -25,76 +25,86 @@ from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 from tests.interop.repository_examples import TORCHTITAN
 from tests.interop.synthetic_profiles import three_steps
 from tests.interop.test_megatron import SCRIPT
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PLAN: dict[str, Any] = {
+MANUAL_PLAN: dict[str, Any] = {
     "model": "llama-tiny",
     "cluster": {"name": "dgx-h100", "gpus": 512},
     "layout": {"tp": 8, "pp": 2, "dp": 32, "sequence_parallel": True},
     "training": {"sequence": 4096, "global_batch": 2048},
 }
-MEASURES = ("calibrate --for plan.yaml -o", "calibrate --check", "torchrun")
+BENCHMARK_COMMANDS = ("calibrate --for plan.yaml -o", "calibrate --check", "torchrun")
 """Commands that measure this machine for minutes; `test_readme` parses their options, `tests/calibrate` runs them."""
-ELSEWHERE = {
+TESTED_ELSEWHERE = {
     "clustersim validate steps": "tests/published/test_steps.py",  # its table, source by source
     "python3 -m venv": "tests/cli/test_readme.py",  # installing needs a network
 }
-SHORTER = {
+EXTRA_ARGUMENTS = {
     "clustersim validate steps --set": ["--only", "korth-T5-22B"],  # all steps take minutes
     "clustersim search plan.yaml": ["--fix", "schedule=1f1b", "--fix", "training.recompute=none", "--workers", "1"],
     "clustersim goodput plan.yaml": ["--runs", "20"],
 }
 """What is added to commands that would take minutes."""
-SLOW = ("search examples/llama3_405b", "goodput examples/llama3_405b", "--runs 10000", "goodput plan", "search plan")
+SLOW_COMMANDS = (
+    "search examples/llama3_405b",
+    "goodput examples/llama3_405b",
+    "--runs 10000",
+    "goodput plan",
+    "search plan",
+)
 
 
-def blocks(*languages: str) -> Iterator[tuple[str, str]]:
+def code_blocks(*languages: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for language, text in re.findall(r"```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             if language in languages:
                 yield page.name, text
 
 
-def commands() -> Iterator[tuple[str, str, list[str] | None]]:
+def manual_commands() -> Iterator[tuple[str, str, list[str] | None]]:
     """Page, command, and what it prints as far as that is shown; None: nothing is."""
-    for page, text in blocks("sh", "console"):
+    for page, text in code_blocks("sh", "console"):
         if not text.startswith("$ "):
             yield from ((page, line, None) for line in text.splitlines())
             continue
-        for part in text.removeprefix("$ ").split("\n$ "):
-            command, *printed = part.splitlines()
+        for session in text.removeprefix("$ ").split("\n$ "):
+            command, *printed = session.splitlines()
             yield page, command, printed or None
 
 
-def run_here(command: str) -> bool:
+def is_tested_here(command: str) -> bool:
     installs = command.startswith("python3 -m venv")
-    return not installs and command not in ELSEWHERE and not any(item in command for item in MEASURES)
+    return (
+        not installs
+        and command not in TESTED_ELSEWHERE
+        and not any(benchmark in command for benchmark in BENCHMARK_COMMANDS)
+    )
 
 
-CASES = [
+COMMAND_CASES = [
     pytest.param(
         command,
         printed,
         id=f"{page}: {command.partition('  #')[0].strip()}",
-        marks=[pytest.mark.slow] if any(element in command for element in SLOW) else [],
+        marks=[pytest.mark.slow] if any(item in command for item in SLOW_COMMANDS) else [],
     )
-    for page, command, printed in commands()
-    if run_here(command)
+    for page, command, printed in manual_commands()
+    if is_tested_here(command)
 ]
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Path:
+def manual_dir(tmp_path: Path) -> Path:
     """A folder with all files that commands of the manual name."""
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(MANUAL_PLAN))
     (tmp_path / "train.sh").write_text(SCRIPT)
     (tmp_path / "measured").mkdir()
-    three_steps(0, PLAN["cluster"]["gpus"]).write(tmp_path / "measured" / "rank-0.json")
+    three_steps(0, MANUAL_PLAN["cluster"]["gpus"]).write(tmp_path / "measured" / "rank-0.json")
     (tmp_path / "job.toml").write_text(TORCHTITAN["llama3_405b"][0])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
@@ -104,14 +114,18 @@ def desk(tmp_path: Path) -> Path:
         ROOT / "tests" / "calibrate" / "nccl" / "all_reduce_v2.13_h100_2_nodes.txt", tmp_path / "all_reduce.txt"
     )
     steps = (ROOT / "clustersim" / "validation" / "published" / "steps.csv").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in steps[1:] if line.startswith("korth-")]
-    (tmp_path / "mine.csv").write_text("\n".join([steps[0], *rows[:2]]) + "\n", encoding="utf-8")
+    korth_lines = [line for line in steps[1:] if line.startswith("korth-")]
+    (tmp_path / "mine.csv").write_text("\n".join([steps[0], *korth_lines[:2]]) + "\n", encoding="utf-8")
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "printed"), CASES)
-def test_a_command_does_what_the_manual_shows(
-    command: str, printed: list[str] | None, desk: Path, clustersim: Run, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "printed"), COMMAND_CASES)
+def test_manual_commands(
+    command: str,
+    printed: list[str] | None,
+    manual_dir: Path,
+    clustersim: CommandRunner,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     program, *arguments = shlex.split(command.rpartition("&& ")[2], comments=True)
     if program == "python":
@@ -120,58 +134,60 @@ def test_a_command_does_what_the_manual_shows(
         assert capsys.readouterr().out
         return
     assert program in {"clustersim", ".venv/bin/clustersim"}
-    for start, shorter in SHORTER.items():
-        arguments += shorter if command.startswith(start) and "schedule=" not in command else []
+    for start, extra in EXTRA_ARGUMENTS.items():
+        arguments += extra if command.startswith(start) and "schedule=" not in command else []
     if {"import-nccl-tests", "import-kineto"} & {*arguments}:
-        (desk / "my-gpu.json").unlink()  # it is of another device than the table and the trace
+        (manual_dir / "my-gpu.json").unlink()  # it is of another device than the table and the trace
     done = clustersim(*arguments)
     assert done.returncode == 0, done.stderr
     if printed is not None:
-        assert re.fullmatch(pattern(printed), words(done.stdout)), done.stdout
+        assert re.fullmatch(output_pattern(printed), normalize_whitespace(done.stdout)), done.stdout
     for option, file in pairwise(arguments):
         if option in {"--html", "--json", "-o"} and file != "-":
-            assert (desk / file).stat().st_size > 0
+            assert (manual_dir / file).stat().st_size > 0
 
 
-def words(text: str) -> str:
+def normalize_whitespace(text: str) -> str:
     """Lines with one space between words, none that are empty."""
     return "".join(f"{' '.join(line.split())}\n" for line in text.splitlines() if line.strip())
 
 
-def pattern(shown: list[str]) -> str:
-    lines = ("(.*\n)*?" if item.strip() == "..." else _line(item) for item in shown if item.strip())
+def output_pattern(shown_lines: list[str]) -> str:
+    lines = ("(.*\n)*?" if line.strip() == "..." else _line_pattern(line) for line in shown_lines if line.strip())
     return "".join(lines)
 
 
-def _line(text: str) -> str:
-    return ".*".join(re.escape(part) for part in " ".join(text.split()).split("...")) + "\n"
+def _line_pattern(text: str) -> str:
+    return ".*".join(re.escape(fragment) for fragment in " ".join(text.split()).split("...")) + "\n"
 
 
-def test_what_is_shown_is_told_apart_from_what_is_not() -> None:
-    text = words("one  2\n\nthree 4.5 s\nfive\n")
-    assert re.fullmatch(pattern(["one 2", "three 4.5 s", "five"]), text)
-    assert re.fullmatch(pattern(["one 2", "..."]), text)
-    assert re.fullmatch(pattern(["...", "three ... s", "..."]), text)
-    assert not re.fullmatch(pattern(["one 2", "three 4.5 s"]), text)
-    assert not re.fullmatch(pattern(["one 3", "..."]), text)
+def test_output_pattern_distinguishes_outputs() -> None:
+    text = normalize_whitespace("one  2\n\nthree 4.5 s\nfive\n")
+    assert re.fullmatch(output_pattern(["one 2", "three 4.5 s", "five"]), text)
+    assert re.fullmatch(output_pattern(["one 2", "..."]), text)
+    assert re.fullmatch(output_pattern(["...", "three ... s", "..."]), text)
+    assert not re.fullmatch(output_pattern(["one 2", "three 4.5 s"]), text)
+    assert not re.fullmatch(output_pattern(["one 3", "..."]), text)
 
 
-def test_what_is_run_elsewhere_is_still_shown_and_its_tests_are_there() -> None:
-    shown = [command for _, command, _ in commands()]
-    assert all(any(command.startswith(item) for command in shown) for item in ELSEWHERE)
-    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
-    assert all(any(element in command for command in shown) for element in MEASURES)
+def test_commands_tested_elsewhere_exist() -> None:
+    shown = [command for _, command, _ in manual_commands()]
+    assert all(any(command.startswith(prefix) for command in shown) for prefix in TESTED_ELSEWHERE)
+    assert all((ROOT / test).is_file() for test in TESTED_ELSEWHERE.values())
+    assert all(any(prefix in command for command in shown) for prefix in BENCHMARK_COMMANDS)
 
 
-@pytest.mark.parametrize(("page", "text"), [block for block in blocks("python") if not block[1].startswith("class ")])
-def test_python_runs_from_the_project_s_folder(page: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "text"), [code_block for code_block in code_blocks("python") if not code_block[1].startswith("class ")]
+)
+def test_python_blocks_run_from_the_repository_root(page: str, text: str) -> None:
     """Classes of schedules are run in `test_readme`."""
     with chdir(ROOT):
         exec(compile(text, page, "exec"), {})
 
 
-@pytest.mark.parametrize("text", [text for page, text in blocks("yaml", "json") if page == "clusters.md"])
-def test_a_cluster_file_of_the_manual_is_a_cluster(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [text for page, text in code_blocks("yaml", "json") if page == "clusters.md"])
+def test_manual_cluster_files_load(text: str, tmp_path: Path) -> None:
     content = yaml.safe_load(text)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content))
@@ -179,7 +195,7 @@ def test_a_cluster_file_of_the_manual_is_a_cluster(text: str, tmp_path: Path) ->
 
 
 def test_steps_of_a_real_gpu_are_predicted_as_the_manual_says(tmp_path: Path) -> None:
-    (text,) = (text for page, text in blocks("yaml") if page == "calibration.md")
+    (text,) = (text for page, text in code_blocks("yaml") if page == "calibration.md")
     (tmp_path / "plan.yaml").write_text(text)
     page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
     eager = re.findall(r"--set (training\S+=\w+)", page)
@@ -188,27 +204,27 @@ def test_steps_of_a_real_gpu_are_predicted_as_the_manual_says(tmp_path: Path) ->
     assert [1e3 * element for element in found] == pytest.approx(said, rel=0.01)
 
 
-def test_all_yaml_is_read_by_some_test() -> None:
+def test_all_yaml_blocks_are_tested() -> None:
     """Here that of clusters and of a real GPU, in `test_readme` the others."""
     pages = {"README.md", "calibration.md", "clusters.md", "scenario.md"}
-    assert {page for page, _ in blocks("yaml", "json")} == pages
+    assert {page for page, _ in code_blocks("yaml", "json")} == pages
 
 
-def test_collectives_and_their_algorithms_stand_in_the_manual() -> None:
+def test_manual_lists_all_collective_algorithms() -> None:
     from clustersim.collectives.library import ALGORITHMS
 
     table = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in table for name in ALGORITHMS)
 
 
-def test_every_shipped_cluster_stands_in_the_manual() -> None:
+def test_manual_lists_all_packaged_clusters() -> None:
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     for name in data_files.list_names("clusters"):
         assert re.search(rf"\b{name}\b", page), name
 
 
-def test_every_door_in_the_table_of_extending_has_an_example_that_is_short() -> None:
+def test_extension_points_have_examples() -> None:
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(examples/extend_\w+\.py)`", page))
-    assert named == {f"examples/{path.name}" for path in (ROOT / "examples").glob("extend_*.py")}
-    assert all(f"python {item}" in page for item in named)
+    example_names = set(re.findall(r"`(examples/extend_\w+\.py)`", page))
+    assert example_names == {f"examples/{example.name}" for example in (ROOT / "examples").glob("extend_*.py")}
+    assert all(f"python {example}" in page for example in example_names)

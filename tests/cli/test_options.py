@@ -78,23 +78,23 @@ OPTIONS = {
 }
 
 
-def test_commands_and_options_are_these() -> None:
+def test_commands_and_options() -> None:
     group = typer.main.get_command(app)
     commands = getattr(group, "commands")  # noqa: B009 - typer's own click is not typed
-    found = {}
+    options = {}
     for name, command in commands.items():
         context = command.make_context(name, [], resilient_parsing=True)
-        found[name] = [option for parameter in command.get_params(context) for option in _written(parameter)]
-    assert found == OPTIONS
+        options[name] = [option for parameter in command.get_params(context) for option in _option_names(parameter)]
+    assert options == OPTIONS
 
 
-def _written(parameter: object) -> list[str]:
+def _option_names(parameter: object) -> list[str]:
     if parameter.param_type_name == "argument":  # type: ignore[attr-defined]
         return [parameter.metavar]  # type: ignore[attr-defined]
     return list(parameter.opts)  # type: ignore[attr-defined]
 
 
-def test_the_front_door_knows_its_names_and_nothing_else() -> None:
+def test_public_names_of_the_package() -> None:
     import clustersim
 
     assert dir(clustersim) == ["Result", "Scenario", "check", "simulate"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
-from tests.validation.sample_cases import row, write_rows
+from tests.cli.conftest import CommandRunner
+from tests.validation.sample_cases import step_row, write_rows
 
 
 @pytest.mark.parametrize(
@@ -25,31 +25,31 @@ from tests.validation.sample_cases import row, write_rows
         (["run", "plan.yaml", "--fast"], 2, "", "Usage: "),
     ],
 )
-def test_a_status_is_returned_and_streams_are_kept_apart(
-    process: Run, plan: Path, arguments: list[str], status: int, printed: str, complained: str
+def test_exit_status_and_separate_streams(
+    process: CommandRunner, plan: Path, arguments: list[str], status: int, printed: str, complained: str
 ) -> None:
     """A warning would be an error."""
     assert plan.name == "plan.yaml"
     done = process(*arguments, PYTHONWARNINGS="error")
     assert done.returncode == status, done
-    for told, beginning in ((done.stdout, printed), (done.stderr, complained)):
-        assert told.startswith(beginning), done
-        assert bool(told) is bool(beginning), done
+    for text, prefix in ((done.stdout, printed), (done.stderr, complained)):
+        assert text.startswith(prefix), done
+        assert bool(text) is bool(prefix), done
     assert "Traceback" not in done.stderr
 
 
-def test_the_version_is_the_packages(process: Run) -> None:
+def test_version_option(process: CommandRunner) -> None:
     assert process("--version").stdout == f"clustersim {version('clustersim')}\n"
 
 
-def test_a_terminal_without_some_character_still_gets_the_table(process: Run, plan: Path) -> None:
+def test_ascii_terminal_gets_the_table(process: CommandRunner, plan: Path) -> None:
     done = process("run", plan, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("step time ")
 
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="not every system has a file for standard output")
-def test_json_may_go_to_a_pipe_by_its_name(process: Run, plan: Path) -> None:
+def test_json_to_dev_stdout(process: CommandRunner, plan: Path) -> None:
     done = process("run", plan, "--quiet", "--json", "/dev/stdout")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["ranks"] == 8
@@ -57,7 +57,7 @@ def test_json_may_go_to_a_pipe_by_its_name(process: Run, plan: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
 @pytest.mark.parametrize("arguments", [["--json", "-"], []])
-def test_a_full_disk_is_one_sentence_and_a_closed_pipe_is_silent(plan: Path, arguments: list[str]) -> None:
+def test_full_disk_is_an_error_and_closed_pipe_is_silent(plan: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), *arguments]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
@@ -71,24 +71,26 @@ def test_a_full_disk_is_one_sentence_and_a_closed_pipe_is_silent(plan: Path, arg
     assert started.returncode == -signal.SIGPIPE  # as other tools end
 
 
-def test_any_number_of_workers_gives_the_same_answer(process: Run, clustersim: Run, tmp_path: Path) -> None:
+def test_validation_does_not_depend_on_worker_count(
+    process: CommandRunner, clustersim: CommandRunner, tmp_path: Path
+) -> None:
     """Sixteen cases are enough for two of them."""
-    rows = [row(case_id=f"case {n}", seq=str(128 * (n + 1)), layers="2") for n in range(16)]
-    table = write_rows(tmp_path / "many.csv", *rows)
-    one = clustersim("validate", "steps", table, "--json", "-", "--workers", "1")
-    two = process("validate", "steps", table, "--json", "-", "--workers", "2")
-    assert one.stdout == two.stdout
-    assert [load["case_id"] for load in json.loads(one.stdout)["cases"]] == [f"case {n}" for n in range(16)]
+    table_rows = [step_row(case_id=f"case {n}", seq=str(128 * (n + 1)), layers="2") for n in range(16)]
+    table = write_rows(tmp_path / "many.csv", *table_rows)
+    one_worker = clustersim("validate", "steps", table, "--json", "-", "--workers", "1")
+    two_workers = process("validate", "steps", table, "--json", "-", "--workers", "2")
+    assert one_worker.stdout == two_workers.stdout
+    assert [case["case_id"] for case in json.loads(one_worker.stdout)["cases"]] == [f"case {n}" for n in range(16)]
 
 
 @pytest.mark.parametrize("code", ["import clustersim", "import clustersim.cli"])
-def test_importing_clustersim_and_asking_for_help_load_nothing_heavy(code: str) -> None:
+def test_import_loads_no_heavy_packages(code: str) -> None:
     heavy = "{'numpy', 'networkx', 'plotly', 'simpy', 'pydantic', 'torch', 'pyarrow', 'perfetto'}"
     check = f"import sys; {code}; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
-def test_a_table_waits_for_nothing_that_pages_are_made_of(plan: Path) -> None:
+def test_terminal_run_imports_no_page_modules(plan: Path) -> None:
     """Neither drawn nor imported: what makes pages and exports of results, and what is shown on them alone."""
     pages = (
         "{'page', 'answer_timeline', 'answer_kernels', 'timeline', 'heatmap', 'network', 'topology', 'spans', 'write'}"

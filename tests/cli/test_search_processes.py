@@ -10,39 +10,41 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 
 pytestmark = pytest.mark.slow
-VARY = ("--vary", "layout.tp=1,2,4", "--vary", "layout.pp=1,2", "--vary", "training.microbatch=1,2,4")
+SPACE_OPTIONS = ("--vary", "layout.tp=1,2,4", "--vary", "layout.pp=1,2", "--vary", "training.microbatch=1,2,4")
 
 
-def answer(text: str) -> dict[str, Any]:
+def search_json(text: str) -> dict[str, Any]:
     return {key: value for key, value in json.loads(text).items() if key not in ("wall_s", "layouts_per_s")}
 
 
-def test_hashes_and_workers_change_nothing(process: Run, plan: Path) -> None:
-    given = ("search", plan, *VARY, "--json", "-")
-    found = [
-        answer(process(*given, "--workers", workers, PYTHONHASHSEED=seed).stdout)
+def test_search_does_not_depend_on_hash_seed_and_workers(process: CommandRunner, plan: Path) -> None:
+    arguments = ("search", plan, *SPACE_OPTIONS, "--json", "-")
+    outputs = [
+        search_json(process(*arguments, "--workers", workers, PYTHONHASHSEED=seed).stdout)
         for workers, seed in (("1", "1"), ("1", "2"), ("2", "3"))
     ]
-    assert found[0] == found[1] == found[2]
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_a_search_that_was_killed_goes_on_and_finds_the_same(process: Run, plan: Path, tmp_path: Path) -> None:
+def test_killed_search_resumes_with_the_same_result(process: CommandRunner, plan: Path, tmp_path: Path) -> None:
     """It is killed as soon as it has kept a simulated layout, wherever it is then."""
-    given = ["search", str(plan), *VARY, "--workers", "1"]
-    whole = answer(process(*given, "--json", "-").stdout)
-    kept = tmp_path / "found" / "layouts.jsonl"
+    arguments = ["search", str(plan), *SPACE_OPTIONS, "--workers", "1"]
+    reference = search_json(process(*arguments, "--json", "-").stdout)
+    journal = tmp_path / "found" / "layouts.jsonl"
     running = subprocess.Popen(
-        [sys.executable, "-m", "clustersim.cli", *given, "--resume", "found"], cwd=tmp_path, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "clustersim.cli", *arguments, "--resume", "found"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
     )
-    while running.poll() is None and not (kept.exists() and '"layout"' in kept.read_text()):
+    while running.poll() is None and not (journal.exists() and '"layout"' in journal.read_text()):
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    lines = kept.read_text().splitlines()
+    lines = journal.read_text().splitlines()
     assert any('"layout"' in line for line in lines)
-    again = process(*given, "--resume", "found", "--json", "-")
-    assert answer(again.stdout) == whole
-    assert kept.read_text().splitlines()[: len(lines) - 1] == lines[:-1]
+    resumed = process(*arguments, "--resume", "found", "--json", "-")
+    assert search_json(resumed.stdout) == reference
+    assert journal.read_text().splitlines()[: len(lines) - 1] == lines[:-1]

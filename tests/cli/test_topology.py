@@ -7,44 +7,44 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.conftest import PLAN, TWO_TIERS, Run
+from tests.cli.conftest import BASE_MAPPING, TWO_TIERS, CommandRunner
 
 
-def lines(clustersim: Run, *arguments: str | Path) -> list[list[str]]:
+def output_tokens(clustersim: CommandRunner, *arguments: str | Path) -> list[list[str]]:
     done = clustersim("topology", *arguments)
     assert (done.returncode, done.stderr) == (0, ""), done
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def write(path: Path, content: Any) -> Path:
+def write_yaml(path: Path, content: Any) -> Path:
     path.write_text(yaml.safe_dump(content))
     return path
 
 
-def test_a_scenario_lists_which_tier_each_axis_crosses(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    found = lines(clustersim, plan, "--html", "picture.html")
-    assert ["tp", "2", "4", "1", "1", "NVLink", "domain", "NVLink"] in found
-    assert {line[0] for line in found if line} >= {"dp", "pp", "GPU"}
+def test_scenario_lists_tiers_per_axis(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    table_lines = output_tokens(clustersim, plan, "--html", "picture.html")
+    assert ["tp", "2", "4", "1", "1", "NVLink", "domain", "NVLink"] in table_lines
+    assert {line[0] for line in table_lines if line} >= {"dp", "pp", "GPU"}
     text = (tmp_path / "picture.html").read_text()
     assert "between neighbours" in text
     assert "NVLink domain" in text
 
 
-def test_a_scenario_on_a_graph_climbs_as_many_switches_as_there_are(clustersim: Run, tmp_path: Path) -> None:
+def test_graph_scenario_lists_switch_tiers(clustersim: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text(json.dumps(TWO_TIERS))
-    plan = {**PLAN, "cluster": "two.json", "layout": {"tp": 2, "dp": 2, "pp": 2}}
-    found = lines(clustersim, write(tmp_path / "graph.yaml", plan))
-    assert ["tp", "2", "4", "1", "2", "switch", "1", "NIC"] in found
-    assert ["pp", "2", "4", "4", "2", "switch", "2", "NIC,", "switch", "to", "switch"] in found
+    plan = {**BASE_MAPPING, "cluster": "two.json", "layout": {"tp": 2, "dp": 2, "pp": 2}}
+    table_lines = output_tokens(clustersim, write_yaml(tmp_path / "graph.yaml", plan))
+    assert ["tp", "2", "4", "1", "2", "switch", "1", "NIC"] in table_lines
+    assert ["pp", "2", "4", "4", "2", "switch", "2", "NIC,", "switch", "to", "switch"] in table_lines
 
 
-def test_keys_of_a_scenario_can_be_changed(clustersim: Run, plan: Path) -> None:
-    found = lines(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1")
-    assert ["tp", "4", "2", "1", "1", "NVLink", "domain", "NVLink"] in found
+def test_topology_applies_overrides(clustersim: CommandRunner, plan: Path) -> None:
+    table_lines = output_tokens(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1")
+    assert ["tp", "4", "2", "1", "1", "NVLink", "domain", "NVLink"] in table_lines
 
 
-def test_a_cluster_has_no_axes(clustersim: Run) -> None:
-    assert not [line for line in lines(clustersim, "dgx-h100") if line[:1] == ["axis"]]
+def test_a_cluster_has_no_axes(clustersim: CommandRunner) -> None:
+    assert not [line for line in output_tokens(clustersim, "dgx-h100") if line[:1] == ["axis"]]
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_cluster_has_no_axes(clustersim: Run) -> None:
         (["plan.yaml", "--html", "no/such/page.html"], ["no/such"]),
     ],
 )
-def test_what_it_cannot_show_is_one_sentence(
-    clustersim: Run, plan: Path, tmp_path: Path, arguments: list[str], words: list[str]
+def test_invalid_topology_has_a_one_line_error(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    write(tmp_path / "neither.yaml", {"a": 1, "b": 2})
+    write_yaml(tmp_path / "neither.yaml", {"a": 1, "b": 2})
     (tmp_path / "empty.yaml").write_text("")
-    write(tmp_path / "wrong.yaml", {**PLAN, "layout": {"tpp": 2}})
+    write_yaml(tmp_path / "wrong.yaml", {**BASE_MAPPING, "layout": {"tpp": 2}})
     assert plan.exists()
     done = clustersim("topology", *arguments)
     assert (done.returncode, done.stdout) == (2, "")

@@ -10,13 +10,13 @@ from clustersim.cli.outputs import Outputs, TraceOptions, announce_file
 from clustersim.cli.run import run_scenario
 from clustersim.common.errors import InputError, OutputError
 from clustersim.report.export import write_traces
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandRunner
 from tests.report.small_trace import slices
 
 
-def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    asked = ["--trace", "a.pftrace", "--spans", "a.csv", "--kineto", "traces", "--ranks", "1,stage:1"]
-    done = clustersim("run", plan, *asked)
+def test_traces_of_selected_ranks_are_written(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    options = ["--trace", "a.pftrace", "--spans", "a.csv", "--kineto", "traces", "--ranks", "1,stage:1"]
+    done = clustersim("run", plan, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.splitlines() if line.startswith("wrote ")] == [
         "wrote a.pftrace (5 of 8 ranks)",
@@ -24,9 +24,9 @@ def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, p
         "wrote traces (5 of 8 ranks)",
     ]
     ranks = [1, 4, 5, 6, 7]
-    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
+    assert sorted(file_.name for file_ in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
     drawn = slices(tmp_path / "a.pftrace")
-    assert sorted({item.rank for item in drawn}) == ranks
+    assert sorted({slice_.rank for slice_ in drawn}) == ranks
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted({int(row["rank"]) for row in rows}) == ranks
@@ -52,8 +52,8 @@ def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, p
         (["--spans", "plan.csv", "--json", "plan.csv"], "need different files"),
     ],
 )
-def test_what_cannot_be_traced_is_refused_before_simulating(
-    clustersim: Run, plan: Path, tmp_path: Path, asked: list[str], said: str
+def test_invalid_trace_options_are_rejected_before_simulation(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, asked: list[str], said: str
 ) -> None:
     done = clustersim("run", plan, *asked)
     assert (done.returncode, done.stdout) == (2, "")
@@ -62,7 +62,7 @@ def test_what_cannot_be_traced_is_refused_before_simulating(
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
-def test_a_file_in_the_directory_of_traces_is_refused(plan: Path, tmp_path: Path) -> None:
+def test_output_in_the_trace_directory_is_rejected(plan: Path, tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     outputs = Outputs(kineto=str(tmp_path / "traces"), html=str(tmp_path / "traces" / "a.html"))
     with pytest.raises(InputError, match=r"--html .*lies in --kineto"):
@@ -70,8 +70,8 @@ def test_a_file_in_the_directory_of_traces_is_refused(plan: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("unsimulated")
-def test_a_table_without_the_extra_is_refused_before_simulating(
-    clustersim: Run, plan: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_pyarrow_is_rejected_before_simulation(
+    clustersim: CommandRunner, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = clustersim("run", plan, "--spans", "a.parquet")
@@ -81,9 +81,7 @@ def test_a_table_without_the_extra_is_refused_before_simulating(
 
 
 @pytest.mark.parametrize("option", ["trace", "kineto", "spans"])
-def test_what_is_too_large_is_refused_unless_it_is_forced(
-    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
+def test_too_large_traces_need_force(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     monkeypatch.setattr(write_traces, "MAX_FILE_BYTES", 1000)
     name = str(tmp_path / {"trace": "a.pftrace", "kineto": "traces", "spans": "a.csv"}[option])
     with pytest.raises(OutputError, match=r"above 1000 B; .*--ranks.*--force"):
@@ -94,7 +92,7 @@ def test_what_is_too_large_is_refused_unless_it_is_forced(
     assert Path(name).exists()
 
 
-def test_on_a_terminal_a_files_name_is_a_link_to_it(
+def test_file_names_are_terminal_hyperlinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a [b] é.html"

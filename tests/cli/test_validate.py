@@ -9,46 +9,46 @@ import yaml
 
 from clustersim import Scenario, simulate
 from clustersim.validation.cases import PUBLISHED_FOLDER
-from tests.cli.conftest import Run
-from tests.validation.sample_cases import row, write_rows
+from tests.cli.conftest import CommandRunner
+from tests.validation.sample_cases import step_row, write_rows
 
-KOREA = "korth-T5-22B-present"
-REFUSED = "card-gpt-oss-20b-peft-H100-1"  # of a batch that is not stated
-FIGURES = {"n", "skipped", "mape", "median_ape", "bias", "worst", "covered"}
+KORTH_CASE = "korth-T5-22B-present"
+SKIPPED_CASE = "card-gpt-oss-20b-peft-H100-1"  # of a batch that is not stated
+STATISTICS = {"n", "skipped", "mape", "median_ape", "bias", "worst", "covered"}
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Two cases that can be predicted, of two sources, an impossible layout, and a cell that is no number."""
-    rows = [
-        row(case_id="one"),
-        row(case_id="two", tp="1", dp="4", source="somebody"),
-        row(case_id="impossible", tp="3"),
-        row(case_id="words", step_time_s="fast"),
+    table_rows = [
+        step_row(case_id="one"),
+        step_row(case_id="two", tp="1", dp="4", source="somebody"),
+        step_row(case_id="impossible", tp="3"),
+        step_row(case_id="words", step_time_s="fast"),
     ]
-    return write_rows(tmp_path / "mine.csv", *rows)
+    return write_rows(tmp_path / "mine.csv", *table_rows)
 
 
-def answer_of(stdout: str) -> Any:
+def parse_strict_json(stdout: str) -> Any:
     """What was printed as JSON, in which there is no NaN."""
 
-    def refuse(constant: str) -> None:
+    def reject_constant(constant: str) -> None:
         raise ValueError(constant)
 
-    return json.loads(stdout, parse_constant=refuse)
+    return json.loads(stdout, parse_constant=reject_constant)
 
 
-def test_a_users_table_is_predicted_and_what_cannot_be_is_told(clustersim: Run, table: Path) -> None:
+def test_user_table_is_predicted_with_skip_reasons(clustersim: CommandRunner, table: Path) -> None:
     done = clustersim("validate", "steps", table, "--json", "-")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    answer = answer_of(done.stdout)
-    assert answer["kind"] == "steps"
-    assert answer["overall"]["n"] == 2
-    assert answer["overall"]["skipped"] == 2
-    assert {name: item["n"] for name, item in answer["by_source"].items()} == {"nobody": 1, "somebody": 1}
-    assert set(answer["overall"]) == FIGURES
-    cases = {element["case_id"]: element for element in answer["cases"]}
+    report = parse_strict_json(done.stdout)
+    assert report["kind"] == "steps"
+    assert report["overall"]["n"] == 2
+    assert report["overall"]["skipped"] == 2
+    assert {name: statistics["n"] for name, statistics in report["by_source"].items()} == {"nobody": 1, "somebody": 1}
+    assert set(report["overall"]) == STATISTICS
+    cases = {case["case_id"]: case for case in report["cases"]}
     for name in ("one", "two"):
         assert cases[name]["error"] == pytest.approx(cases[name]["predicted"] / cases[name]["measured"] - 1)
         assert cases[name]["skipped_reason"] is None
@@ -57,36 +57,36 @@ def test_a_users_table_is_predicted_and_what_cannot_be_is_told(clustersim: Run, 
     assert "'fast' is not a number" in cases["words"]["skipped_reason"]
     assert cases["words"]["measured"] is None
     assert [cases[name]["fits"] for name in ("one", "two", "impossible", "words")] == [True, True, None, None]
-    assert answer["ran_but_does_not_fit"] == []
+    assert report["ran_but_does_not_fit"] == []
     errors = [abs(cases[name]["error"]) for name in ("one", "two")]
-    assert answer["overall"]["mape"] == pytest.approx(sum(errors) / 2)
-    assert answer["macro"]["mape"] == pytest.approx(sum(errors) / 2)
+    assert report["overall"]["mape"] == pytest.approx(sum(errors) / 2)
+    assert report["macro"]["mape"] == pytest.approx(sum(errors) / 2)
 
 
-def test_tables_are_printed_and_files_written(clustersim: Run, table: Path, tmp_path: Path) -> None:
+def test_validate_prints_tables_and_writes_files(clustersim: CommandRunner, table: Path, tmp_path: Path) -> None:
     done = clustersim("validate", "steps", table, "--json", "out.json", "--html", "page.html")
     assert done.returncode == 0, done.stderr
     assert "ran, but would not fit in memory as predicted: 0 of 2 runs" in done.stdout
     for expected in ("nobody", "somebody", "all cases", "macro mean, 2 sources", "by gpu", "skipped", "coverage"):
         assert expected in done.stdout
     assert "wrote page.html" in done.stdout
-    assert answer_of((tmp_path / "out.json").read_text())["overall"]["n"] == 2
+    assert parse_strict_json((tmp_path / "out.json").read_text())["overall"]["n"] == 2
     page = (tmp_path / "page.html").read_text()
     assert "impossible" in page
     assert "https://" not in page.split("<script>")[0]
 
 
-def test_quiet_prints_nothing(clustersim: Run, table: Path) -> None:
+def test_quiet_prints_nothing(clustersim: CommandRunner, table: Path) -> None:
     done = clustersim("validate", "steps", table, "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_part_of_the_shipped_steps_is_chosen_by_id(clustersim: Run) -> None:
-    done = clustersim("validate", "steps", "--only", KOREA, "--json", "-")
-    assert [item["case_id"] for item in answer_of(done.stdout)["cases"]] == [KOREA]
+def test_only_selects_cases_by_id(clustersim: CommandRunner) -> None:
+    done = clustersim("validate", "steps", "--only", KORTH_CASE, "--json", "-")
+    assert [case["case_id"] for case in parse_strict_json(done.stdout)["cases"]] == [KORTH_CASE]
 
 
-def test_a_simulated_case_is_not_called_measured(clustersim: Run) -> None:
+def test_simulated_reference_is_not_labelled_measured(clustersim: CommandRunner) -> None:
     """The table of one node of vTrain is its own prediction."""
     shown = clustersim("validate", "show", "vtrain-single-1000").stdout
     assert "  simulated  212.6 ms" in shown
@@ -98,78 +98,78 @@ def test_a_simulated_case_is_not_called_measured(clustersim: Run) -> None:
     assert "coverage" not in listed
 
 
-def test_without_a_kind_all_kinds_are_answered(clustersim: Run) -> None:
-    done = clustersim("validate", "--only", KOREA, "--json", "-")
+def test_validate_without_kind_covers_all_kinds(clustersim: CommandRunner) -> None:
+    done = clustersim("validate", "--only", KORTH_CASE, "--json", "-")
     assert done.returncode == 0, done.stderr
-    answer = answer_of(done.stdout)
-    assert answer["overall"]["n"] == 1
+    report = parse_strict_json(done.stdout)
+    assert report["overall"]["n"] == 1
     for kind in ("memory", "collectives", "kernels"):
-        assert answer[kind]["kind"] == kind
-        assert set(answer[kind]["overall"]) == FIGURES
-    assert set(answer) >= {"by_source", "by_factor", "macro", "subsets", "coverage", "cases", "layouts"}
+        assert report[kind]["kind"] == kind
+        assert set(report[kind]["overall"]) == STATISTICS
+    assert set(report) >= {"by_source", "by_factor", "macro", "subsets", "coverage", "cases", "layouts"}
 
 
-def test_a_case_is_shown_as_the_scenario_that_gives_its_prediction(clustersim: Run, tmp_path: Path) -> None:
-    done = clustersim("validate", "show", KOREA)
+def test_show_prints_the_predicted_scenario(clustersim: CommandRunner, tmp_path: Path) -> None:
+    done = clustersim("validate", "show", KORTH_CASE)
     assert done.returncode == 0, done.stderr
-    text, _, rest = done.stdout.partition("\n\n")
+    text, _, comparison = done.stdout.partition("\n\n")
     (tmp_path / "shown.yaml").write_text(text)
     result = simulate(Scenario.load(tmp_path / "shown.yaml"))
-    told = answer_of(clustersim("validate", "show", KOREA, "--json", "-").stdout)
-    assert told["predicted"] == pytest.approx(result.step_time)
-    assert yaml.safe_load(text) == told["scenario"]
+    case_json = parse_strict_json(clustersim("validate", "show", KORTH_CASE, "--json", "-").stdout)
+    assert case_json["predicted"] == pytest.approx(result.step_time)
+    assert yaml.safe_load(text) == case_json["scenario"]
     for expected in ("step time", "measured", "predicted", "error", "korthikanti-2022", "critical path"):
-        assert expected in rest
+        assert expected in comparison
 
 
-def test_a_case_that_is_not_modelled_is_shown_with_the_reason(clustersim: Run) -> None:
-    done = clustersim("validate", "show", REFUSED)
+def test_show_skipped_case_with_the_reason(clustersim: CommandRunner) -> None:
+    done = clustersim("validate", "show", SKIPPED_CASE)
     assert done.returncode == 0
     assert "skipped" in done.stdout
-    refused = clustersim("validate", "show", REFUSED, "--html", "page.html")
-    assert refused.returncode == 2
-    assert "no prediction to draw" in refused.stderr
+    rejected = clustersim("validate", "show", SKIPPED_CASE, "--html", "page.html")
+    assert rejected.returncode == 2
+    assert "no prediction to draw" in rejected.stderr
 
 
 @pytest.mark.parametrize("kind", ["memory", "collectives", "kernels"])
-def test_the_shipped_tables_are_what_users_tables_look_like(clustersim: Run, tmp_path: Path, kind: str) -> None:
+def test_packaged_tables_work_as_user_tables(clustersim: CommandRunner, tmp_path: Path, kind: str) -> None:
     """The header and the first rows of each, as a file of a user's."""
     lines = (PUBLISHED_FOLDER / f"{kind}.csv").read_text().splitlines(keepends=True)[:4]
     (tmp_path / "theirs.csv").write_text("".join(lines))
     done = clustersim("validate", kind, "theirs.csv", "--json", "-")
     assert done.returncode == 0, done.stderr
-    answer = answer_of(done.stdout)
-    assert answer["kind"] == kind
-    assert len(answer["cases"]) == 3
-    assert answer["overall"]["n"] + answer["overall"]["skipped"] == 3
-    name = answer["cases"][0]["case_id"]
+    report = parse_strict_json(done.stdout)
+    assert report["kind"] == kind
+    assert len(report["cases"]) == 3
+    assert report["overall"]["n"] + report["overall"]["skipped"] == 3
+    name = report["cases"][0]["case_id"]
     shown = clustersim("validate", "show", name)
     assert shown.returncode == 0, shown.stderr
     assert name in shown.stdout
-    for which in ((), (kind,)):
-        theirs = clustersim("validate", "show", *which, "theirs.csv", name)
-        assert theirs.stdout
-        assert theirs.stdout in shown.stdout  # where a case has more rows than the first three, all of them
+    for kind_arguments in ((), (kind,)):
+        user_output = clustersim("validate", "show", *kind_arguments, "theirs.csv", name)
+        assert user_output.stdout
+        assert user_output.stdout in shown.stdout  # where a case has more rows than the first three, all of them
 
 
-def test_a_case_of_one_s_own_file_is_shown_like_a_shipped_one(clustersim: Run, table: Path) -> None:
+def test_show_case_of_a_user_file(clustersim: CommandRunner, table: Path) -> None:
     """With the prediction that the table of the file has for it."""
     listed = {
-        item["case_id"]: item
-        for item in answer_of(clustersim("validate", "steps", table, "--json", "-").stdout)["cases"]
+        case["case_id"]: case
+        for case in parse_strict_json(clustersim("validate", "steps", table, "--json", "-").stdout)["cases"]
     }
-    told = answer_of(clustersim("validate", "show", table, "two", "--json", "-").stdout)
-    assert told["predicted"] == listed["two"]["predicted"]
-    assert told["scenario"]["layout"]["dp"] == 4
+    case_json = parse_strict_json(clustersim("validate", "show", table, "two", "--json", "-").stdout)
+    assert case_json["predicted"] == listed["two"]["predicted"]
+    assert case_json["scenario"]["layout"]["dp"] == 4
 
 
-def test_a_table_of_two_kinds_is_shown_as_the_one_that_is_named(clustersim: Run, tmp_path: Path) -> None:
+def test_ambiguous_table_needs_a_kind(clustersim: CommandRunner, tmp_path: Path) -> None:
     """Step time and memory of the same runs in one file."""
-    both = row(case_id="both", quantity="peak_allocated", rank="max", bytes="2e10", model="somebody's")
-    write_rows(tmp_path / "both.csv", both)
-    refused = clustersim("validate", "show", "both.csv", "both")
-    assert refused.returncode == 2
-    assert "could be of steps or memory; say which, as in clustersim validate show steps both.csv" in refused.stderr
+    ambiguous_row = step_row(case_id="both", quantity="peak_allocated", rank="max", bytes="2e10", model="somebody's")
+    write_rows(tmp_path / "both.csv", ambiguous_row)
+    rejected = clustersim("validate", "show", "both.csv", "both")
+    assert rejected.returncode == 2
+    assert "could be of steps or memory; say which, as in clustersim validate show steps both.csv" in rejected.stderr
     assert "18.63 GiB" in clustersim("validate", "show", "memory", "both.csv", "both").stdout  # 2e10 bytes
 
 
@@ -182,9 +182,9 @@ def test_a_table_of_two_kinds_is_shown_as_the_one_that_is_named(clustersim: Run,
         (("steps", "none.csv"), "none.csv: cannot be read"),
         (("steps", "."), "cannot be read"),
         (("show",), "needs the id of one case"),
-        (("show", "korth-T5-22B-presen"), f"did you mean {KOREA}"),
+        (("show", "korth-T5-22B-presen"), f"did you mean {KORTH_CASE}"),
         (("show", "?"), "such as"),
-        (("show", KOREA, "--only", "x"), "takes one id"),
+        (("show", KORTH_CASE, "--only", "x"), "takes one id"),
         (("show", "mine.csv"), "say which of its cases, as in clustersim validate show mine.csv CASE_ID"),
         (("show", "one", "mine.csv"), "the file comes first, as in clustersim validate show mine.csv one"),
         (("show", "mine.csv", "ones"), "mine.csv: has no case 'ones'; did you mean one?"),
@@ -202,7 +202,9 @@ def test_a_table_of_two_kinds_is_shown_as_the_one_that_is_named(clustersim: Run,
         (("steps", "mine.csv", "--workers", "0"), "--workers"),
     ],
 )
-def test_what_cannot_be_meant_is_one_sentence(clustersim: Run, table: Path, words: tuple[str, ...], says: str) -> None:
+def test_invalid_validate_has_a_one_line_error(
+    clustersim: CommandRunner, table: Path, words: tuple[str, ...], says: str
+) -> None:
     before = table.read_bytes()
     done = clustersim("validate", *words)
     assert done.returncode == 2
@@ -221,7 +223,9 @@ def test_what_cannot_be_meant_is_one_sentence(clustersim: Run, table: Path, word
     ],
 )
 @pytest.mark.parametrize("kind", ["steps", "memory", "collectives", "kernels"])
-def test_a_broken_table_is_one_sentence(clustersim: Run, tmp_path: Path, kind: str, content: bytes, says: str) -> None:
+def test_broken_table_has_a_one_line_error(
+    clustersim: CommandRunner, tmp_path: Path, kind: str, content: bytes, says: str
+) -> None:
     (tmp_path / "broken.csv").write_bytes(content)
     done = clustersim("validate", kind, "broken.csv")
     assert done.returncode == 2
@@ -229,20 +233,20 @@ def test_a_broken_table_is_one_sentence(clustersim: Run, tmp_path: Path, kind: s
     assert (says if kind == "steps" else says.split(" col")[0]) in done.stderr
 
 
-def test_cases_of_both_formats_have_their_speed_up(clustersim: Run, tmp_path: Path) -> None:
+def test_fp8_over_bf16_speedup_pairs(clustersim: CommandRunner, tmp_path: Path) -> None:
     """The ratio of the printed times, and of the predicted ones."""
     hopper = {"gpu": "h100-sxm-80gb", "year": "2024"}
-    wide, narrow = row(**hopper), row(**hopper, case_id="in-fp8", precision="fp8", step_time_s="0.08")
-    table = write_rows(tmp_path / "both.csv", wide, narrow)
+    bf16_row, fp8_row = step_row(**hopper), step_row(**hopper, case_id="in-fp8", precision="fp8", step_time_s="0.08")
+    table = write_rows(tmp_path / "both.csv", bf16_row, fp8_row)
     done = clustersim("validate", "steps", str(table), "--json", str(tmp_path / "both.json"))
     assert "speed-up over bf16" in done.stdout
-    told = json.loads((tmp_path / "both.json").read_text())
-    (pair,) = told["pairs"]["formats"]["list"]
-    first, second = told["cases"]
+    report = json.loads((tmp_path / "both.json").read_text())
+    (pair,) = report["pairs"]["formats"]["list"]
+    first, second = report["cases"]
     assert (pair["first"], pair["second"]) == ("made-up", "in-fp8")
     assert pair["measured"] == pytest.approx(0.1 / 0.08)
     assert pair["predicted"] == pytest.approx(first["predicted"] / second["predicted"])
-    assert told["coverage"]["dense in narrow formats, quality A and B"] == {
+    assert report["coverage"]["dense in narrow formats, quality A and B"] == {
         "predicted": 1,
         "expressible": 1,
         "share": 1.0,

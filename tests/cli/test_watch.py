@@ -14,35 +14,35 @@ import yaml
 
 from clustersim.cli import watch
 from clustersim.cli.watch import FileWatcher
-from tests.cli.conftest import PLAN, Run, write_plan
+from tests.cli.conftest import BASE_MAPPING, CommandRunner, write_plan
 
-Step = Callable[[], object]
-TWICE = {**PLAN, "training": {"sequence": 1024, "global_batch": 16}}
-CONFIG = {
+PollAction = Callable[[], object]
+DOUBLED_BATCH = {**BASE_MAPPING, "training": {"sequence": 1024, "global_batch": 16}}
+HF_CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1024, "max_position_embeddings": 2048,
 }  # fmt: skip
 
 
-def nothing() -> None:
+def no_change() -> None:
     """A look at files that nobody touches."""
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def poll_actions(monkeypatch: pytest.MonkeyPatch) -> list[PollAction]:
     """What happens before each look; when there is no more, the user presses Ctrl-C."""
-    steps: list[Step] = []
+    actions: list[PollAction] = []
 
-    def play(_seconds: float) -> None:
-        if not steps:
+    def fake_sleep(_seconds: float) -> None:
+        if not actions:
             raise KeyboardInterrupt
-        steps.pop(0)()
+        actions.pop(0)()
 
-    monkeypatch.setattr(watch, "sleep", play)
-    return steps
+    monkeypatch.setattr(watch, "sleep", fake_sleep)
+    return actions
 
 
-def replaced(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Save as many editors do, and as quickly as no clock tells."""
     before = path.stat()
     other = path.with_name("other")
@@ -51,72 +51,85 @@ def replaced(path: Path, text: str) -> None:
     other.replace(path)
 
 
-def left(looks: list[Step], saves: FileWatcher, *happens: Step) -> int:
+def actions_left(poll_actions: list[PollAction], saves: FileWatcher, *actions: PollAction) -> int:
     """How many looks are left when a save is over."""
-    looks[:] = happens
+    poll_actions[:] = actions
     saves.wait_for_save()
-    return len(looks)
+    return len(poll_actions)
 
 
-def test_a_save_is_over_when_two_looks_see_the_same(looks: list[Step], tmp_path: Path) -> None:
+def test_save_ends_after_two_equal_polls(poll_actions: list[PollAction], tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("a")
     saves = FileWatcher([file])
-    first = left(looks, saves, nothing, nothing, lambda: file.write_text(""), lambda: file.write_text("abc"), nothing)
+    first = actions_left(
+        poll_actions,
+        saves,
+        no_change,
+        no_change,
+        lambda: file.write_text(""),
+        lambda: file.write_text("abc"),
+        no_change,
+    )
     assert first == 0
-    assert left(looks, saves, lambda: replaced(file, "abd"), nothing, nothing) == 1  # as long, of the same moment
-    assert left(looks, saves, lambda: os.utime(file, ns=(0, 0)), nothing) == 0  # saved as it is
+    assert (
+        actions_left(poll_actions, saves, lambda: replace_file(file, "abd"), no_change, no_change) == 1
+    )  # as long, of the same moment
+    assert actions_left(poll_actions, saves, lambda: os.utime(file, ns=(0, 0)), no_change) == 0  # saved as it is
 
 
-def test_a_file_that_is_gone_for_a_moment_is_saved_once_and_one_that_stays_away_is_gone(
-    looks: list[Step], tmp_path: Path
-) -> None:
+def test_briefly_missing_file_is_one_save(poll_actions: list[PollAction], tmp_path: Path) -> None:
     file, away = tmp_path / "plan.yaml", tmp_path / "away"
     file.write_text("a")
     saves = FileWatcher([file])
-    assert left(looks, saves, file.unlink, nothing, nothing, lambda: file.write_text("ab"), nothing) == 0
-    there_and_back = [lambda: file.rename(away), nothing, lambda: away.rename(file), nothing, nothing]
-    assert left(looks, saves, *there_and_back, lambda: file.write_text("abc"), nothing) == 0  # the same file again
-    assert left(looks, saves, file.unlink, *[nothing] * 20) == 10
-    assert left(looks, saves, lambda: file.write_text("abcd"), nothing) == 0
+    assert (
+        actions_left(poll_actions, saves, file.unlink, no_change, no_change, lambda: file.write_text("ab"), no_change)
+        == 0
+    )
+    moved_and_restored = [lambda: file.rename(away), no_change, lambda: away.rename(file), no_change, no_change]
+    assert (
+        actions_left(poll_actions, saves, *moved_and_restored, lambda: file.write_text("abc"), no_change) == 0
+    )  # the same file again
+    assert actions_left(poll_actions, saves, file.unlink, *[no_change] * 20) == 10
+    assert actions_left(poll_actions, saves, lambda: file.write_text("abcd"), no_change) == 0
 
 
-def test_what_is_saved_while_an_answer_is_worked_out_is_not_missed(looks: list[Step], tmp_path: Path) -> None:
-    file, further = tmp_path / "plan.yaml", tmp_path / "config.json"
+def test_save_during_simulation_is_detected(poll_actions: list[PollAction], tmp_path: Path) -> None:
+    file, config = tmp_path / "plan.yaml", tmp_path / "config.json"
     file.write_text("a")
-    further.write_text("{}")
+    config.write_text("{}")
     saves = FileWatcher([file])
     file.write_text("ab")
-    saves.watch_files([file, further])
-    assert left(looks, saves, nothing, nothing) == 0
-    assert left(looks, saves, lambda: further.write_text("{ }"), nothing) == 0
+    saves.watch_files([file, config])
+    assert actions_left(poll_actions, saves, no_change, no_change) == 0
+    assert actions_left(poll_actions, saves, lambda: config.write_text("{ }"), no_change) == 0
 
 
-def batch(path: Path) -> int:
+def written_global_batch(path: Path) -> int:
     """Sequences of the step that was answered last."""
-    found: int = json.loads(path.read_text())["scenario"]["training"]["global_batch"]
-    return found
+    global_batch: int = json.loads(path.read_text())["scenario"]["training"]["global_batch"]
+    return global_batch
 
 
-def test_every_save_is_answered_and_a_wrong_one_is_a_sentence(
-    clustersim: Run, looks: list[Step], plan: Path, tmp_path: Path
+def test_saves_are_simulated_and_errors_are_one_line(
+    clustersim: CommandRunner, poll_actions: list[PollAction], plan: Path, tmp_path: Path
 ) -> None:
     """The answer of the last file that was right stays where it was written."""
-    answers: list[int] = []
+    batches: list[int] = []
 
-    def note() -> None:
-        answers.append(batch(tmp_path / "answer.json"))
+    def record_batch() -> None:
+        batches.append(written_global_batch(tmp_path / "answer.json"))
 
-    looks += [
-        note,
-        lambda: plan.write_text(yaml.safe_dump(TWICE)), nothing, note,
-        lambda: plan.write_text("model: [\n"), nothing, note,
-        plan.unlink, *[nothing] * 10, note,
-        lambda: write_plan(plan.parent, PLAN), nothing, note,
+    poll_actions += [
+        record_batch,
+        lambda: plan.write_text(yaml.safe_dump(DOUBLED_BATCH)), no_change, record_batch,
+        lambda: plan.write_text("model: [\n"), no_change, record_batch,
+        plan.unlink, *[no_change] * 10, record_batch,
+        lambda: write_plan(plan.parent, BASE_MAPPING), no_change, record_batch,
     ]  # fmt: skip
     done = clustersim("run", plan, "--watch", "--json", "answer.json")
     assert done.returncode == 0
-    assert answers == [8, 16, 16, 16, 8]
+    assert batches == [8, 16, 16, 16, 8]
     assert done.stdout.count("step time ") == 3
     assert done.stdout.count("wrote answer.json") == 3
     times = [line for line in done.stdout.splitlines() if line.endswith(f" {plan}")]
@@ -126,33 +139,35 @@ def test_every_save_is_answered_and_a_wrong_one_is_a_sentence(
     assert missing == f"error: {plan}: cannot be read (No such file or directory)"
 
 
-def test_files_that_the_scenario_names_are_watched_also_while_one_of_them_is_wrong(
-    clustersim: Run, looks: list[Step], tmp_path: Path
+def test_referenced_files_are_watched_even_if_invalid(
+    clustersim: CommandRunner, poll_actions: list[PollAction], tmp_path: Path
 ) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG))
-    plan = write_plan(tmp_path, {**PLAN, "model": "config.json"})
-    looks += [
-        lambda: config.write_text(json.dumps({**CONFIG, "num_hidden_layers": 8})), nothing,
-        lambda: config.write_text("{"), nothing,
-        lambda: config.write_text(json.dumps(CONFIG)), nothing,
+    config.write_text(json.dumps(HF_CONFIG))
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "model": "config.json"})
+    poll_actions += [
+        lambda: config.write_text(json.dumps({**HF_CONFIG, "num_hidden_layers": 8})), no_change,
+        lambda: config.write_text("{"), no_change,
+        lambda: config.write_text(json.dumps(HF_CONFIG)), no_change,
     ]  # fmt: skip
     done = clustersim("run", plan, "--watch")
     times = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("step time ")]
     assert len(times) == 3, done
-    first, deeper, again = times
-    assert (first == again, first == deeper) == (True, False)
+    first, deeper, restored = times
+    assert (first == restored, first == deeper) == (True, False)
     assert done.stderr.startswith(f"error: {plan}: model: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_quiet_answers_are_documents_in_a_row(clustersim: Run, looks: list[Step], plan: Path) -> None:
-    looks += [lambda: plan.write_text(yaml.safe_dump(TWICE)), nothing]
+def test_watch_writes_consecutive_json_documents(
+    clustersim: CommandRunner, poll_actions: list[PollAction], plan: Path
+) -> None:
+    poll_actions += [lambda: plan.write_text(yaml.safe_dump(DOUBLED_BATCH)), no_change]
     done = clustersim("run", plan, "--watch", "--json", "-")
     decoder, text = json.JSONDecoder(), done.stdout
     first, end = decoder.raw_decode(text)
     second = json.loads(text[end:])
-    assert [item["scenario"]["training"]["global_batch"] for item in (first, second)] == [8, 16]
+    assert [document["scenario"]["training"]["global_batch"] for document in (first, second)] == [8, 16]
 
 
 @pytest.mark.usefixtures("looks")
@@ -160,8 +175,8 @@ def test_quiet_answers_are_documents_in_a_row(clustersim: Run, looks: list[Step]
     ("arguments", "words"),
     [(["missing.yaml"], "missing.yaml: cannot be read"), (["plan.yaml", "--html", "plan.yaml"], "files that are read")],
 )
-def test_what_no_save_can_mend_is_refused_at_once(
-    clustersim: Run, plan: Path, arguments: list[str], words: str
+def test_unrecoverable_errors_end_watch(
+    clustersim: CommandRunner, plan: Path, arguments: list[str], words: str
 ) -> None:
     assert plan.name == "plan.yaml"
     done = clustersim("run", *arguments, "--watch")
@@ -169,7 +184,7 @@ def test_what_no_save_can_mend_is_refused_at_once(
     assert words in done.stderr
 
 
-def test_in_a_process_ctrl_c_ends_well(plan: Path) -> None:
+def test_ctrl_c_in_a_subprocess_exits_0(plan: Path) -> None:
     """Saved when an answer has been read, stopped when a sentence has; a watchdog ends what says nothing."""
     command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), "--watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
@@ -178,13 +193,13 @@ def test_in_a_process_ctrl_c_ends_well(plan: Path) -> None:
         assert started.stdout is not None
         assert started.stderr is not None
         first = next(line for line in started.stdout if line.startswith("step time "))
-        replaced(plan, yaml.safe_dump(TWICE))
+        replace_file(plan, yaml.safe_dump(DOUBLED_BATCH))
         second = next(line for line in started.stdout if line.startswith("step time "))
         plan.write_text("model: [\n")
         sentence = started.stderr.readline()
         started.send_signal(signal.SIGINT)
-        _, complained = started.communicate()
+        _, errors = started.communicate()
         watchdog.cancel()
     assert first != second
     assert sentence.startswith(f"error: {plan}: ")
-    assert (started.returncode, complained) == (0, "")
+    assert (started.returncode, errors) == (0, "")

@@ -19,13 +19,13 @@ from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
 from clustersim.results.trace_table import TraceTable, build_trace_table
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import Trace
-from tests.closed_form.fixed_durations import Fixed, Step, _Cost
-from tests.engine.small_programs import row_of
-from tests.strategies import fold
+from tests.closed_form.fixed_durations import FixedCost, FixedDurations, Step
+from tests.engine.small_programs import event_index
+from tests.strategies import fold_ranks
 
 
 @dataclass(frozen=True)
-class Ran:
+class StepRun:
     """What was run, and its answers."""
 
     trace: Trace
@@ -40,42 +40,42 @@ class Ran:
 
     @property
     def times(self) -> FloatArray:
-        return step_times(self.rows)
+        return step_times(self.trace_table)
 
     @property
-    def rows(self) -> TraceTable:
+    def trace_table(self) -> TraceTable:
         return build_trace_table(self.trace, self.program, self.steps)
 
     @property
     def breakdown(self) -> TimeBreakdown:
-        return compute_breakdown(self.rows, self.cost.time_segment)
+        return compute_breakdown(self.trace_table, self.cost.time_segment)
 
     @property
     def path(self) -> dict[str, float]:
-        return nonzero(path_category_totals(self.rows, self.cost.time_segment))
+        return drop_zeros(path_category_totals(self.trace_table, self.cost.time_segment))
 
     @property
     def path_ranks(self) -> set[int]:
         return set(self.trace.rank[find_critical_path(self.trace)].tolist())
 
-    def of(self, rank: int) -> dict[str, float]:
+    def nonzero_categories(self, rank: int) -> dict[str, float]:
         """The breakdown's parts of a rank that are not zero."""
-        return nonzero(self.breakdown.rank_seconds(rank))
+        return drop_zeros(self.breakdown.rank_seconds(rank))
 
-    def ended(self, rank: int, task: int) -> float:
-        return float(self.trace.end[row_of(self.trace, rank, task)])
+    def task_end(self, rank: int, task: int) -> float:
+        return float(self.trace.end[event_index(self.trace, rank, task)])
 
 
-def nonzero(parts: dict[str, float]) -> dict[str, float]:
-    return {name: seconds for name, seconds in parts.items() if abs(seconds) > 1e-12}
+def drop_zeros(categories: dict[str, float]) -> dict[str, float]:
+    return {name: seconds for name, seconds in categories.items() if abs(seconds) > 1e-12}
 
 
 @dataclass(frozen=True)
-class Disturbed:
+class DegradedStep:
     """speeds: of slow ranks, 1 for all others; steps: how many in a row."""
 
     step: Step
-    fixed: Fixed
+    durations: FixedDurations
     speeds: Mapping[int, float] = field(default_factory=dict)
     interference: float | Interference = 0.0
     steps: int = 1
@@ -86,24 +86,26 @@ class Disturbed:
         return repeat_steps(self.step.program, self.steps)
 
     def cost(self, program: Program) -> SegmentCost:
-        pieces = _Cost(self.fixed, program)
+        fixed_cost = FixedCost(self.durations, program)
         speeds = np.ones(program.world_size)
         speeds[list(self.speeds)] = list(self.speeds.values())
-        different, of = np.unique(speeds, return_inverse=True)
-        slowing = self.interference
-        table = slowing if isinstance(slowing, Interference) else Interference.uniform(slowing)
-        machines = tuple(DeviceModel(ThrottledKernels(pieces, float(speed)), table) for speed in different)
-        return SegmentCost(program, DeviceModels(machines, of.reshape(-1)), pieces)
+        distinct_speeds, device_index = np.unique(speeds, return_inverse=True)
+        interference = self.interference
+        table = interference if isinstance(interference, Interference) else Interference.uniform(interference)
+        machines = tuple(DeviceModel(ThrottledKernels(fixed_cost, float(speed)), table) for speed in distinct_speeds)
+        return SegmentCost(program, DeviceModels(machines, device_index.reshape(-1)), fixed_cost)
 
-    def run(self, *, folded: bool = True) -> Ran:
+    def run(self, *, folded: bool = True) -> StepRun:
         program = self.program
         cost = self.cost(program)
-        classes = fold(program, cost) if folded and self.jitter is None else singleton_classes(program)
-        return Ran(simulate_program(program, classes, cost, jitter=self.jitter)[0], program, cost, classes, self.steps)
+        classes = fold_ranks(program, cost) if folded and self.jitter is None else singleton_classes(program)
+        return StepRun(
+            simulate_program(program, classes, cost, jitter=self.jitter)[0], program, cost, classes, self.steps
+        )
 
     @property
-    def ran(self) -> Ran:
+    def checked_run(self) -> StepRun:
         """One rank of each class, having checked that the step takes as long if every rank is run."""
-        folded, every = self.run(), self.run(folded=False)
-        assert abs(folded.seconds - every.seconds) <= 1e-12 * every.seconds
+        folded, unfolded_run = self.run(), self.run(folded=False)
+        assert abs(folded.seconds - unfolded_run.seconds) <= 1e-12 * unfolded_run.seconds
         return folded

@@ -32,7 +32,7 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.symmetry.refinement import singleton_classes
 from clustersim.trace.trace import Trace
-from tests.strategies import fold
+from tests.strategies import fold_ranks
 
 SEQUENCE = 16
 MODEL = uniform_model(
@@ -52,12 +52,12 @@ MODEL = uniform_model(
     linear_bias=False,
     qkv_bias=False,
 )
-Seconds = float | Callable[[CommOp], float | list[float]]
+CommSeconds = float | Callable[[CommOp], float | list[float]]
 """For every exchange of a name, or by exchange; a list has one number for each group of the role."""
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedDurations:
     """Seconds of pieces. exchanges: by name."""
 
     forward: float = 1.0
@@ -65,39 +65,39 @@ class Fixed:
     weight: float = 0.0
     loss: float = 0.0
     optimizer: float = 0.0
-    exchanges: Mapping[str, Seconds] = field(default_factory=dict)
+    comm_seconds: Mapping[str, CommSeconds] = field(default_factory=dict)
 
-    def of_kernel(self, kernel: Kernel) -> float:
+    def kernel_seconds(self, kernel: Kernel) -> float:
         if kernel.name == "mlp.up.weight_gradient":
             return self.weight
-        part = kernel.shape.key / SEQUENCE if isinstance(kernel.shape, AttentionShape) else 1.0
-        return part * {
+        key_fraction = kernel.shape.key / SEQUENCE if isinstance(kernel.shape, AttentionShape) else 1.0
+        return key_fraction * {
             KernelKind.ATTENTION_FORWARD: self.forward,
             KernelKind.ATTENTION_BACKWARD: self.backward,
             KernelKind.LOSS: self.loss,
             KernelKind.OPTIMIZER: self.optimizer,
         }.get(kernel.kind, 0.0)
 
-    def costs(self, program: Program) -> "_Cost":
+    def fixed_cost(self, program: Program) -> "FixedCost":
         """Costs of a program's kernels and exchanges."""
-        return _Cost(self, program)
+        return FixedCost(self, program)
 
-    def of_exchange(self, exchange: CommOp) -> float | list[float]:
-        seconds = self.exchanges.get(exchange.name, 0.0)
-        return seconds(exchange) if callable(seconds) else seconds
+    def comm_op_seconds(self, comm_op: CommOp) -> float | list[float]:
+        seconds = self.comm_seconds.get(comm_op.name, 0.0)
+        return seconds(comm_op) if callable(seconds) else seconds
 
 
 @dataclass(frozen=True)
-class _Cost:
-    fixed: Fixed
+class FixedCost:
+    durations: FixedDurations
     program: Program
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        return KernelTiming(self.fixed.of_kernel(kernel), Provenance.MEASURED, Bottleneck.COMPUTE)
+        return KernelTiming(self.durations.kernel_seconds(kernel), Provenance.MEASURED, Bottleneck.COMPUTE)
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         groups = len(self.program.groups[comm_op.comm_group].members)
-        seconds = np.broadcast_to(np.array(self.fixed.of_exchange(comm_op), dtype=float), groups)
+        seconds = np.broadcast_to(np.array(self.durations.comm_op_seconds(comm_op), dtype=float), groups)
         return CommTiming(seconds, Provenance.MEASURED, Bottleneck.BANDWIDTH, "fixed", "link")
 
 
@@ -123,24 +123,24 @@ class Step:
     def program(self) -> Program:
         return lower_step(self.plan, self.schedule.order(self.layout.pp, self.microbatches))
 
-    def run(self, fixed: Fixed, *, folded: bool = True, steps: int = 1) -> Trace:
+    def run(self, durations: FixedDurations, *, folded: bool = True, steps: int = 1) -> Trace:
         program = repeat_steps(self.program, steps)
-        pieces = fixed.costs(program)
-        cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(pieces), program.world_size), pieces)
-        return simulate_program(program, fold(program, cost) if folded else singleton_classes(program), cost)[0]
+        fixed_cost = durations.fixed_cost(program)
+        cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(fixed_cost), program.world_size), fixed_cost)
+        return simulate_program(program, fold_ranks(program, cost) if folded else singleton_classes(program), cost)[0]
 
-    def seconds(self, fixed: Fixed) -> float:
+    def step_seconds(self, durations: FixedDurations) -> float:
         """The step time, which is the same whether every rank is run or one of each class."""
-        folded, every = self.run(fixed).makespan, self.run(fixed, folded=False).makespan
-        assert folded == every
+        folded, unfolded = self.run(durations).makespan, self.run(durations, folded=False).makespan
+        assert folded == unfolded
         return folded
 
-    def units(self) -> tuple[Unit, ...]:
+    def fsdp_units(self) -> tuple[Unit, ...]:
         """Embedding, layers and head of the first stage."""
         plan = self.plan
         return UnitBuilder(plan).stage_units(plan.stages[0])
 
-    def issued(self, name: str, pipeline_rank: int = 0) -> list[CommOp]:
+    def issued_comm_ops(self, name: str, pipeline_rank: int = 0) -> list[CommOp]:
         """Collectives of one name on the data stream of a pipeline rank, in order."""
         tasks = self.program.programs[pipeline_rank].tasks
         return [t.comm_op for t in tasks if isinstance(t, CollectiveTask) and t.comm_op.name == name]

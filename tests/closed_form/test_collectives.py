@@ -33,19 +33,19 @@ from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSp
 from clustersim.hardware.ecmp import SpreadEcmp
 from clustersim.program.task import CollectiveType
 
-S = 3e8
+PAYLOAD = 3e8
 NVLINK, NIC = 200e9, 20e9
 
 
-def ideal(chunk: float = 0.0) -> Library:
-    none = dict.fromkeys(Medium, 0.0)
-    offers = tuple(
+def ideal_library(chunk: float = 0.0) -> Library:
+    zero_latencies = dict.fromkeys(Medium, 0.0)
+    variants = tuple(
         AlgorithmVariant(
             name,
             "ideal",
             frozenset(CollectiveType),
             0.0,
-            none,
+            zero_latencies,
             0.0,
             0.0,
             1.0,
@@ -61,7 +61,15 @@ def ideal(chunk: float = 0.0) -> Library:
         {None: NetworkConstants(1.0, 0.0, frozenset())},
     )
     return Library(
-        "ideal", generations, networks, 1.0, none, 0.0, PipelineChunking(1.0, 1.0, chunk), offers, published=False
+        "ideal",
+        generations,
+        networks,
+        1.0,
+        zero_latencies,
+        0.0,
+        PipelineChunking(1.0, 1.0, chunk),
+        variants,
+        published=False,
     )
 
 
@@ -77,9 +85,13 @@ def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubs
     return ClosFabric(node, NetworkSpec(leaf, SpreadEcmp(), SpineSpec(1 << 10, 0.0)), gpus)
 
 
-def time(kind: CollectiveType, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
-    told = NcclOverrides(forced={kind: algorithm}, description=algorithm).apply_to(library or ideal())
-    return select_variants(Tuner(fabric, told).evaluate_variants(kind, members), S).seconds
+def collective_seconds(
+    collective: CollectiveType, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None
+):
+    overrides = NcclOverrides(forced={collective: algorithm}, description=algorithm).apply_to(
+        library or ideal_library()
+    )
+    return select_variants(Tuner(fabric, overrides).evaluate_variants(collective, members), PAYLOAD).seconds
 
 
 def route_latency(fabric: ClosFabric, source: int, target: int) -> float:
@@ -94,8 +106,8 @@ def route_latency(fabric: ClosFabric, source: int, target: int) -> float:
 def test_ring_inside_a_domain(n, kind, passes):
     fabric = cluster(n, n)
     a = route_latency(fabric, 0, 1)
-    expected = passes * (n - 1) * a + passes * (n - 1) / n * S / NVLINK
-    assert time(kind, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+    expected = passes * (n - 1) * a + passes * (n - 1) / n * PAYLOAD / NVLINK
+    assert collective_seconds(kind, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 3, 16])
@@ -103,8 +115,10 @@ def test_ring_between_single_ranks(n):
     """One member per domain: every hop is the network's."""
     fabric = cluster(4 * n, 4)
     a = route_latency(fabric, 0, 4)
-    expected = 2 * (n - 1) * a + 2 * (n - 1) / n * S / NIC
-    assert time(CollectiveType.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+    expected = 2 * (n - 1) * a + 2 * (n - 1) / n * PAYLOAD / NIC
+    assert collective_seconds(CollectiveType.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "ring") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("domains", [2, 4])
@@ -115,103 +129,119 @@ def test_rings_over_several_domains_use_every_nic(domains):
     rounds = 2 * (domains - 1) * route_latency(fabric, 0, 4) + (2 * (n - 1) - 2 * (domains - 1)) * route_latency(
         fabric, 0, 1
     )
-    expected = rounds + 2 * (n - 1) / n * S / (4 * NIC)
-    assert time(CollectiveType.ALL_REDUCE, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+    expected = rounds + 2 * (n - 1) / n * PAYLOAD / (4 * NIC)
+    assert collective_seconds(CollectiveType.ALL_REDUCE, np.arange(n)[None], fabric, "ring") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("n", [4, 5, 16, 33])
 def test_double_binary_trees(n):
     fabric = cluster(4 * n, 4)
-    expected = 2 * math.ceil(math.log2(n)) * route_latency(fabric, 0, 4) + 2 * S / NIC
-    assert time(CollectiveType.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "tree") == pytest.approx(expected, rel=1e-12)
+    expected = 2 * math.ceil(math.log2(n)) * route_latency(fabric, 0, 4) + 2 * PAYLOAD / NIC
+    assert collective_seconds(CollectiveType.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "tree") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_two_ranks_exchange_halves_in_a_double_tree():
     """Each rank is the other's child in one tree: half up and half down in each direction make S."""
     fabric = cluster(8, 4)
-    expected = 2 * route_latency(fabric, 0, 4) + S / NIC
-    assert time(CollectiveType.ALL_REDUCE, np.array([[0, 4]]), fabric, "tree") == pytest.approx(expected, rel=1e-12)
+    expected = 2 * route_latency(fabric, 0, 4) + PAYLOAD / NIC
+    assert collective_seconds(CollectiveType.ALL_REDUCE, np.array([[0, 4]]), fabric, "tree") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(("d", "k"), [(2, 2), (4, 4), (3, 8)])
 def test_hierarchical_all_reduce(d, k):
     fabric = cluster(d * k, k)
-    inside = 2 * (k - 1) * route_latency(fabric, 0, 1) + 2 * (k - 1) / k * S / NVLINK
-    between = 2 * (d - 1) * route_latency(fabric, 0, k) + 2 * (d - 1) / d * S / k / NIC
-    measured = time(CollectiveType.ALL_REDUCE, np.arange(d * k)[None], fabric, "hierarchical")
+    inside = 2 * (k - 1) * route_latency(fabric, 0, 1) + 2 * (k - 1) / k * PAYLOAD / NVLINK
+    between = 2 * (d - 1) * route_latency(fabric, 0, k) + 2 * (d - 1) / d * PAYLOAD / k / NIC
+    measured = collective_seconds(CollectiveType.ALL_REDUCE, np.arange(d * k)[None], fabric, "hierarchical")
     assert measured == pytest.approx(inside + between, rel=1e-12)
 
 
 def test_send_and_receive():
     fabric = cluster(8, 4)
-    local, remote = time(CollectiveType.SEND_RECV, np.array([[0, 1], [2, 6]]), fabric, "pairwise")
-    assert local == pytest.approx(route_latency(fabric, 0, 1) + S / NVLINK, rel=1e-12)
-    assert remote == pytest.approx(route_latency(fabric, 2, 6) + S / NIC, rel=1e-12)
+    local, remote = collective_seconds(CollectiveType.SEND_RECV, np.array([[0, 1], [2, 6]]), fabric, "pairwise")
+    assert local == pytest.approx(route_latency(fabric, 0, 1) + PAYLOAD / NVLINK, rel=1e-12)
+    assert remote == pytest.approx(route_latency(fabric, 2, 6) + PAYLOAD / NIC, rel=1e-12)
 
 
 def test_two_flows_through_one_nic_take_twice_as_long():
     """GPUs 0 and 4 send to GPU 8 at once: its NIC receives both."""
     fabric = cluster(12, 4)
-    one = time(CollectiveType.SEND_RECV, np.array([[0, 8]]), fabric, "pairwise")
-    two = time(CollectiveType.SEND_RECV, np.array([[0, 8], [4, 8]]), fabric, "pairwise")
+    one_flow = collective_seconds(CollectiveType.SEND_RECV, np.array([[0, 8]]), fabric, "pairwise")
+    two_flows = collective_seconds(CollectiveType.SEND_RECV, np.array([[0, 8], [4, 8]]), fabric, "pairwise")
     a = route_latency(fabric, 0, 8)
-    assert two - a == pytest.approx(2 * (one - a).repeat(2), rel=1e-12)
+    assert two_flows - a == pytest.approx(2 * (one_flow - a).repeat(2), rel=1e-12)
 
 
-def test_a_shift_goes_at_the_pace_of_its_slowest_hop():
+def test_a_shift_is_bound_by_its_slowest_hop():
     """8 ranks on 2 nodes of 4: 7 rounds of an 8th each, through one NIC of each node however many it has."""
     fabric = cluster(8, 4)
-    expected = 7 * (route_latency(fabric, 3, 4) + S / 8 / NIC)
-    assert time(CollectiveType.SHIFT, np.arange(8)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
+    expected = 7 * (route_latency(fabric, 3, 4) + PAYLOAD / 8 / NIC)
+    assert collective_seconds(CollectiveType.SHIFT, np.arange(8)[None], fabric, "pairwise") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])
 def test_all_to_all_through_one_port(n):
     fabric = cluster(n, n)
-    expected = route_latency(fabric, 0, 1) + (n - 1) / n * S / NVLINK
-    assert time(CollectiveType.ALL_TO_ALL, np.arange(n)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
+    expected = route_latency(fabric, 0, 1) + (n - 1) / n * PAYLOAD / NVLINK
+    assert collective_seconds(CollectiveType.ALL_TO_ALL, np.arange(n)[None], fabric, "pairwise") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_a_pipelined_chain_needs_n_minus_2_more_chunks():
     """Broadcast along a chain: S / B, and the last rank starts n-2 chunk times after the second."""
     n, chunk = 6, 1e6
     fabric = cluster(n, n)
-    expected = (n - 1) * route_latency(fabric, 0, 1) + (S + (n - 2) * chunk) / NVLINK
-    measured = time(CollectiveType.BROADCAST, np.arange(n)[None], fabric, "ring", ideal(chunk))
+    expected = (n - 1) * route_latency(fabric, 0, 1) + (PAYLOAD + (n - 2) * chunk) / NVLINK
+    measured = collective_seconds(CollectiveType.BROADCAST, np.arange(n)[None], fabric, "ring", ideal_library(chunk))
     assert measured == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_star_root_sends_n_minus_1_payloads():
+def test_a_linear_broadcast_root_sends_n_minus_1_payloads():
     n = 6
     fabric = cluster(n, n)
-    expected = route_latency(fabric, 0, 1) + (n - 1) * S / NVLINK
-    assert time(CollectiveType.BROADCAST, np.arange(n)[None], fabric, "star") == pytest.approx(expected, rel=1e-12)
+    expected = route_latency(fabric, 0, 1) + (n - 1) * PAYLOAD / NVLINK
+    assert collective_seconds(CollectiveType.BROADCAST, np.arange(n)[None], fabric, "star") == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 7.0])
-def test_an_oversubscribed_spine_slows_what_crosses_it_by_its_factor(factor):
+def test_an_oversubscribed_spine_slows_crossing_flows_by_its_factor(factor):
     """Two leaves of two nodes of 4; all GPUs of leaf 0 send to leaf 1: 8 NICs share 1/f of their rate."""
     fabric = cluster(16, 4, nodes_per_leaf=2, oversubscription=factor)
     pairs = np.stack([np.arange(8), np.arange(8) + 8], axis=1)
-    expected = route_latency(fabric, 0, 8) + factor * S / NIC
-    assert time(CollectiveType.SEND_RECV, pairs, fabric, "pairwise") == pytest.approx(np.full(8, expected), rel=1e-12)
+    expected = route_latency(fabric, 0, 8) + factor * PAYLOAD / NIC
+    assert collective_seconds(CollectiveType.SEND_RECV, pairs, fabric, "pairwise") == pytest.approx(
+        np.full(8, expected), rel=1e-12
+    )
 
 
 def test_twice_the_rates_and_half_the_latencies_halve_the_time():
     node = NodeSpec(4, Port(1e15, 1e-7), NvlinkSpec(4, Port(NVLINK, 1e-6)), None, NicSpec(4, Port(NIC, 2e-6)))
-    fast = NodeSpec(4, Port(2e15, 5e-8), NvlinkSpec(4, Port(2 * NVLINK, 5e-7)), None, NicSpec(4, Port(2 * NIC, 1e-6)))
+    fast_node = NodeSpec(
+        4, Port(2e15, 5e-8), NvlinkSpec(4, Port(2 * NVLINK, 5e-7)), None, NicSpec(4, Port(2 * NIC, 1e-6))
+    )
     members = np.arange(16)[None]
     for name in ("ring", "tree", "in_network", "hierarchical"):
-        slow_time = time(
+        slow_time = collective_seconds(
             CollectiveType.ALL_REDUCE,
             members,
             ClosFabric(node, NetworkSpec(LeafSpec(8, 4, 0.0), SpreadEcmp()), 16),
             name,
         )
-        fast_time = time(
+        fast_time = collective_seconds(
             CollectiveType.ALL_REDUCE,
             members,
-            ClosFabric(fast, NetworkSpec(LeafSpec(8, 4, 0.0), SpreadEcmp()), 16),
+            ClosFabric(fast_node, NetworkSpec(LeafSpec(8, 4, 0.0), SpreadEcmp()), 16),
             name,
         )
         assert 2 * fast_time == pytest.approx(slow_time, rel=1e-12)

@@ -11,91 +11,91 @@ from clustersim.cost.interference import Interference
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import CollectiveType, CommOp
-from tests.closed_form.degraded_step import Disturbed, Ran
-from tests.closed_form.fixed_durations import MODEL, Fixed, Step
+from tests.closed_form.degraded_step import DegradedStep, StepRun
+from tests.closed_form.fixed_durations import MODEL, FixedDurations, Step
 
 LAYERS = 4
 F, B, OPTIMIZER = 1.0, 2.0, 0.5
 PROJECTION = 4.0 * 3 * MODEL.hidden**2
 """Bytes of a layer's first gradients behind its attention core: those of queries, keys and values."""
-INTERFERENCES = [0.0, 0.25, 1.0]
+INTERFERENCE_LEVELS = [0.0, 0.25, 1.0]
 
 
-def lost(seconds: float, interference: float) -> float:
+def interference_seconds(seconds: float, interference: float) -> float:
     """By what kernels beside a collective of so many seconds are longer."""
     return seconds * interference / (1 + interference)
 
 
-def ddp(reduction: float, interference: float, data: DataParallelStrategy | None = None) -> Ran:
-    """Four layers, each with one reduction at the end of its backward (`only_projections`)."""
+def run_ddp(reduction: float, interference: float, data: DataParallelStrategy | None = None) -> StepRun:
+    """Four layers, each with one reduction at the end of its backward (`qkv_reduction_durations`)."""
     step = Step(LAYERS, Layout(dp=2, data=data or DdpStrategy(bucket=1.0)))
-    return Disturbed(step, only_projections(reduction), interference=interference).ran
+    return DegradedStep(step, qkv_reduction_durations(reduction), interference=interference).checked_run
 
 
-def only_projections(reduction: float) -> Fixed:
+def qkv_reduction_durations(reduction: float) -> FixedDurations:
     """Every gradient is a bucket; those of queries, keys and values take so long, all others no time."""
 
-    def seconds(exchange: CommOp) -> float:
-        return reduction if exchange.payload == PROJECTION else 0.0
+    def bucket_seconds(comm_op: CommOp) -> float:
+        return reduction if comm_op.payload == PROJECTION else 0.0
 
-    return Fixed(F, B, optimizer=OPTIMIZER, exchanges={"reduce gradients": seconds})
+    return FixedDurations(F, B, optimizer=OPTIMIZER, comm_seconds={"reduce gradients": bucket_seconds})
 
 
-@pytest.mark.parametrize("interference", INTERFERENCES)
+@pytest.mark.parametrize("interference", INTERFERENCE_LEVELS)
 @pytest.mark.parametrize("reduction", [0.0, 0.5, 1.0, 2.0])
-def test_ddp_whose_reductions_are_shorter_than_a_backward(reduction: float, interference: float) -> None:
+def test_ddp_with_reductions_shorter_than_a_backward(reduction: float, interference: float) -> None:
     """Each of the L - 1 first reductions is beside the backward of the layer below, which ends after it.
 
     L (f + b) + (L - 1) r φ/(1 + φ), then the last reduction and the optimizer, beside which nothing is.
     """
-    slowed = (LAYERS - 1) * lost(reduction, interference)
-    ran = ddp(reduction, interference)
-    assert ran.seconds == pytest.approx(LAYERS * (F + B) + slowed + reduction + OPTIMIZER)
-    parts = {
+    slowdown_seconds = (LAYERS - 1) * interference_seconds(reduction, interference)
+    run = run_ddp(reduction, interference)
+    assert run.seconds == pytest.approx(LAYERS * (F + B) + slowdown_seconds + reduction + OPTIMIZER)
+    categories = {
         "compute": LAYERS * (F + B),
         "optimizer": OPTIMIZER,
         "exposed dp": reduction,
-        "slowed by communication": slowed,
+        "slowed by communication": slowdown_seconds,
     }
-    assert ran.of(0) == pytest.approx({name: value for name, value in parts.items() if value})
-    assert float(ran.trace.slowed.sum()) == pytest.approx(slowed), "one class was run"
+    assert run.nonzero_categories(0) == pytest.approx({name: value for name, value in categories.items() if value})
+    assert float(run.trace.slowed.sum()) == pytest.approx(slowdown_seconds), "one class was run"
 
 
-@pytest.mark.parametrize("interference", INTERFERENCES)
+@pytest.mark.parametrize("interference", INTERFERENCE_LEVELS)
 @pytest.mark.parametrize("reduction", [4.0, 7.0])
-def test_ddp_that_is_bound_by_its_reductions(reduction: float, interference: float) -> None:
+def test_ddp_bound_by_its_reductions(reduction: float, interference: float) -> None:
     """With r >= b (1 + φ) the stream never rests once the last layer's backward has ended, at L f + b.
 
     All other backwards are slowed all the way; nothing waits for that, as L r s follow in any case.
     """
-    ran = ddp(reduction, interference)
-    assert ran.seconds == pytest.approx(LAYERS * F + B + LAYERS * reduction + OPTIMIZER)
-    slowed = (LAYERS - 1) * B * interference
+    run = run_ddp(reduction, interference)
+    assert run.seconds == pytest.approx(LAYERS * F + B + LAYERS * reduction + OPTIMIZER)
+    slowdown_seconds = (LAYERS - 1) * B * interference
     hidden = (LAYERS - 1) * B * (1 + interference)
-    assert ran.of(0).get("slowed by communication", 0.0) == pytest.approx(slowed)
-    assert ran.of(0)["exposed dp"] == pytest.approx(LAYERS * reduction - hidden)
+    assert run.nonzero_categories(0).get("slowed by communication", 0.0) == pytest.approx(slowdown_seconds)
+    assert run.nonzero_categories(0)["exposed dp"] == pytest.approx(LAYERS * reduction - hidden)
 
 
-def test_reductions_behind_all_kernels_slow_none() -> None:
-    ran = ddp(0.5, 1.0, DdpStrategy(overlap=False))
-    assert "slowed by communication" not in ran.of(0)
-    assert ran.seconds == LAYERS * (F + B) + OPTIMIZER
+def test_reductions_after_all_kernels_slow_none() -> None:
+    run = run_ddp(0.5, 1.0, DdpStrategy(overlap=False))
+    assert "slowed by communication" not in run.nonzero_categories(0)
+    assert run.seconds == LAYERS * (F + B) + OPTIMIZER
 
 
-def test_ddp_s_critical_path_has_what_reductions_slow() -> None:
+def test_the_ddp_critical_path_includes_interference() -> None:
     """Compute, what reductions of 1 s cost it at φ = 1, the last reduction, and the optimizer."""
-    parts = {"compute": 12.0, "optimizer": OPTIMIZER, "exposed dp": 1.0, "slowed by communication": 1.5}
-    assert ddp(1.0, 1.0).path == pytest.approx(parts)
+    categories = {"compute": 12.0, "optimizer": OPTIMIZER, "exposed dp": 1.0, "slowed by communication": 1.5}
+    assert run_ddp(1.0, 1.0).path == pytest.approx(categories)
 
 
-def fsdp(interference: float, *, prefetch: int = 1) -> Ran:
+def run_fsdp(interference: float, *, prefetch: int = 1) -> StepRun:
     """Three layers of forward 2 and backward 4; gathers and reductions of 1."""
-    fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
+    durations = FixedDurations(2.0, 4.0, optimizer=OPTIMIZER, comm_seconds={"gather layer": 1.0, "reduce layer": 1.0})
     step = Step(3, Layout(dp=2, data=FullyShard(prefetch=prefetch)))
-    return Disturbed(step, fixed, interference=interference).ran
+    return DegradedStep(step, durations, interference=interference).checked_run
 
 
-@pytest.mark.parametrize("interference", INTERFERENCES)
+@pytest.mark.parametrize("interference", INTERFERENCE_LEVELS)
 def test_fsdp_with_prefetch(interference: float) -> None:
     """Each collective takes 1 s, and costs kernels beside it l = φ/(1 + φ).
 
@@ -104,27 +104,27 @@ def test_fsdp_with_prefetch(interference: float) -> None:
     second is beside its backward (4 + l); beside the second's are the third's reduction, then the first's gather
     (4 + 2l); beside the first's is the second's reduction (4 + l). Its own (1) and the optimizer end the step.
     """
-    slowed = 6 * lost(1.0, interference)
-    ran = fsdp(interference)
-    assert ran.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowed)
-    assert ran.of(0)["exposed dp"] == pytest.approx(3.0)
-    assert ran.of(0).get("slowed by communication", 0.0) == pytest.approx(slowed)
+    slowdown_seconds = 6 * interference_seconds(1.0, interference)
+    run = run_fsdp(interference)
+    assert run.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowdown_seconds)
+    assert run.nonzero_categories(0)["exposed dp"] == pytest.approx(3.0)
+    assert run.nonzero_categories(0).get("slowed by communication", 0.0) == pytest.approx(slowdown_seconds)
 
 
-def test_fsdp_whose_gathers_and_reductions_slow_differently() -> None:
+def test_fsdp_with_different_interference_of_gathers_and_reductions() -> None:
     """As with one number, but of the six collectives beside kernels four gather (φ = 1/4), two reduce (φ = 1).
 
     So l = 1/5 and l = 1/2: the second layer's backward, beside the third's reduction, then the first's gather, lasts
     4 + 1/2 + 1/5.
     """
-    parts = dict(Interference.uniform(0.25).kernels)
-    parts |= {pair: 1.0 for pair in parts if pair[0] is CollectiveType.REDUCE_SCATTER}
-    fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
+    levels = dict(Interference.uniform(0.25).kernels)
+    levels |= {pair: 1.0 for pair in levels if pair[0] is CollectiveType.REDUCE_SCATTER}
+    durations = FixedDurations(2.0, 4.0, optimizer=OPTIMIZER, comm_seconds={"gather layer": 1.0, "reduce layer": 1.0})
     step = Step(3, Layout(dp=2, data=FullyShard(prefetch=1)))
-    ran = Disturbed(step, fixed, interference=Interference.from_measurements(parts, {})).ran
-    slowed = 4 * lost(1.0, 0.25) + 2 * lost(1.0, 1.0)
-    assert ran.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowed)
-    assert ran.of(0)["slowed by communication"] == pytest.approx(slowed)
+    run = DegradedStep(step, durations, interference=Interference.from_measurements(levels, {})).checked_run
+    slowdown_seconds = 4 * interference_seconds(1.0, 0.25) + 2 * interference_seconds(1.0, 1.0)
+    assert run.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowdown_seconds)
+    assert run.nonzero_categories(0)["slowed by communication"] == pytest.approx(slowdown_seconds)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
@@ -136,13 +136,15 @@ def test_a_collective_that_waits_for_a_slow_rank_slows_nothing(microbatches: int
     when the other has done its L b already and only waits. The last reduction starts at 2T + 2 L b + (L - 1) l, and the
     slow rank's optimizer follows it.
     """
-    ran = Disturbed(
+    run = DegradedStep(
         Step(LAYERS, Layout(dp=2, data=DdpStrategy(bucket=1.0)), microbatches=microbatches),
-        only_projections(1.0), {1: 0.5}, interference=1.0,
-    ).ran  # fmt: skip
-    before = microbatches * LAYERS * F + (microbatches - 1) * LAYERS * B
-    last = 2 * before + 2 * LAYERS * B + (LAYERS - 1) * lost(1.0, 1.0)
-    assert ran.seconds == pytest.approx(last + 1.0 + 2 * OPTIMIZER)
-    assert before + LAYERS * B <= 2 * before + 2 * B
-    assert ran.of(0).get("slowed by communication", 0.0) == 0.0
-    assert ran.of(1)["slowed by communication"] == pytest.approx((LAYERS - 1) * lost(1.0, 1.0))
+        qkv_reduction_durations(1.0), {1: 0.5}, interference=1.0,
+    ).checked_run  # fmt: skip
+    first_reduction_time = microbatches * LAYERS * F + (microbatches - 1) * LAYERS * B
+    last_reduction_time = 2 * first_reduction_time + 2 * LAYERS * B + (LAYERS - 1) * interference_seconds(1.0, 1.0)
+    assert run.seconds == pytest.approx(last_reduction_time + 1.0 + 2 * OPTIMIZER)
+    assert first_reduction_time + LAYERS * B <= 2 * first_reduction_time + 2 * B
+    assert run.nonzero_categories(0).get("slowed by communication", 0.0) == 0.0
+    assert run.nonzero_categories(1)["slowed by communication"] == pytest.approx(
+        (LAYERS - 1) * interference_seconds(1.0, 1.0)
+    )

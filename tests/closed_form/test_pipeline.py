@@ -14,11 +14,11 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from tests.closed_form.fixed_durations import MODEL, Fixed, Step
+from tests.closed_form.fixed_durations import MODEL, FixedDurations, Step
 
 SHAPES = [(1, 3), (2, 1), (2, 4), (3, 2), (4, 4), (4, 8)]
 FORWARD, BACKWARD = 1.0, 2.5
-COST = Fixed(FORWARD, BACKWARD)
+DURATIONS = FixedDurations(FORWARD, BACKWARD)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
@@ -32,12 +32,12 @@ def test_gpipe_and_1f1b(schedule: Schedule, ranks: int, microbatches: int) -> No
     Narayanan et al. 2021, section 2.2.1.)
     """
     step = Step(2 * ranks, Layout(pp=ranks), schedule, microbatches)
-    assert step.seconds(COST) == (microbatches + ranks - 1) * 2 * (FORWARD + BACKWARD)
+    assert step.step_seconds(DURATIONS) == (microbatches + ranks - 1) * 2 * (FORWARD + BACKWARD)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (2, 6), (3, 3), (4, 8)])
 @pytest.mark.parametrize("chunks", [2, 3])
-def test_the_interleaved_bubble_is_a_vth_of_the_plain_one(chunks: int, ranks: int, microbatches: int) -> None:
+def test_the_interleaved_bubble_is_a_vth_of_the_1f1b_bubble(chunks: int, ranks: int, microbatches: int) -> None:
     """Passes of one chunk last F/v and B/v, so filling and draining the pipeline takes a v-th.
 
     The bubble is (p - 1)(F + B)/v, which is (p - 1)/(v m) of the ideal m (F + B) (Narayanan et al. 2021, 2.2.2).
@@ -45,42 +45,42 @@ def test_the_interleaved_bubble_is_a_vth_of_the_plain_one(chunks: int, ranks: in
     step = Step(2 * ranks * chunks, Layout(pp=ranks), Interleaved(chunks), microbatches)
     chunk = 2 * (FORWARD + BACKWARD)
     ideal = microbatches * chunks * chunk
-    assert step.seconds(COST) == ideal + (ranks - 1) * chunk
-    assert (step.seconds(COST) - ideal) / ideal == pytest.approx((ranks - 1) / (chunks * microbatches))
+    assert step.step_seconds(DURATIONS) == ideal + (ranks - 1) * chunk
+    assert (step.step_seconds(DURATIONS) - ideal) / ideal == pytest.approx((ranks - 1) / (chunks * microbatches))
 
 
 @pytest.mark.parametrize("microbatches", [1, 5])
-def test_the_slowest_stage_sets_the_pace(microbatches: int) -> None:
+def test_the_slowest_stage_bounds_the_pipeline(microbatches: int) -> None:
     """GPipe with unequal stages F_i: after the first microbatch each further one is one slowest stage later.
 
     Forward the last rank ends at sum F_i + (m - 1) max F_i. Backward is the same pipe the other way round.
     """
-    split = (1, 4, 2)
-    step = Step(7, Layout(pp=3, layers_per_stage=split), GPipe(), microbatches)
-    layers = sum(split) + (microbatches - 1) * max(split)
-    assert step.seconds(COST) == layers * (FORWARD + BACKWARD)
+    layers_per_stage = (1, 4, 2)
+    step = Step(7, Layout(pp=3, layers_per_stage=layers_per_stage), GPipe(), microbatches)
+    layers = sum(layers_per_stage) + (microbatches - 1) * max(layers_per_stage)
+    assert step.step_seconds(DURATIONS) == layers * (FORWARD + BACKWARD)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(("sending", "microbatches"), [(0.25, 4), (1.0, 4), (3.0, 4), (3.0, 1)])
-def test_sends_beside_compute(ranks: int, sending: float, microbatches: int) -> None:
+def test_sends_overlapping_compute(ranks: int, sending: float, microbatches: int) -> None:
     """GPipe whose messages take s and travel while the sender goes on.
 
     The first microbatch takes p F + (p - 1) s to the end of the pipe. After it they come one every max(F, s), the pace
     of the slower of compute and link. Backward alike with B.
     """
     step = Step(ranks, Layout(pp=ranks), GPipe(), microbatches)
-    cost = Fixed(FORWARD, BACKWARD, exchanges={"activations": sending, "gradients": sending})
-    ways = [
+    durations = FixedDurations(FORWARD, BACKWARD, comm_seconds={"activations": sending, "gradients": sending})
+    pass_seconds = [
         ranks * seconds + (ranks - 1) * sending + (microbatches - 1) * max(seconds, sending)
         for seconds in (FORWARD, BACKWARD)
     ]
-    assert step.seconds(cost) == sum(ways)
+    assert step.step_seconds(durations) == sum(pass_seconds)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(("sending", "microbatches"), [(0.25, 4), (3.0, 4), (3.0, 1)])
-def test_sends_that_stop_compute(ranks: int, sending: float, microbatches: int) -> None:
+def test_blocking_sends(ranks: int, sending: float, microbatches: int) -> None:
     """GPipe whose sender waits until its message is gone (pipeline_overlap off).
 
     A rank that sends is busy F + s for each microbatch, so the last microbatch reaches the last rank, which sends
@@ -88,33 +88,35 @@ def test_sends_that_stop_compute(ranks: int, sending: float, microbatches: int) 
     (m + p - 1)(F + B) + 2 (m + p - 2) s.
     """
     step = Step(ranks, Layout(pp=ranks, pipeline_overlap=False), GPipe(), microbatches)
-    cost = Fixed(FORWARD, BACKWARD, exchanges={"activations": sending, "gradients": sending})
+    durations = FixedDurations(FORWARD, BACKWARD, comm_seconds={"activations": sending, "gradients": sending})
     waves = microbatches + ranks - 1
-    assert step.seconds(cost) == waves * (FORWARD + BACKWARD) + 2 * (waves - 1) * sending
+    assert step.step_seconds(durations) == waves * (FORWARD + BACKWARD) + 2 * (waves - 1) * sending
 
 
 INTERLEAVED = [(ranks, chunks, times * ranks) for ranks in range(2, 7) for chunks in (2, 3) for times in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), INTERLEAVED)
-def test_sends_that_go_together_neither_deadlock_nor_cost_by_themselves(
-    ranks: int, chunks: int, microbatches: int
-) -> None:
+def test_batched_sends_neither_deadlock_nor_add_time_by_themselves(ranks: int, chunks: int, microbatches: int) -> None:
     """Interleaved without pipeline_overlap: a forward's output leaves with the next backward's gradient.
 
     In the steady phase a forward's reader has a backward of its own to do first, so where messages take no time the
     bubble stays (p - 1)(F + B)/v. Messages that take time make the step longer than with overlap, by at most what all
     of them take one after the other on every rank.
     """
-    with_overlap, without = (
+    with_overlap, without_overlap = (
         Step(ranks * chunks, Layout(pp=ranks, pipeline_overlap=overlap), Interleaved(chunks), microbatches)
         for overlap in (True, False)
     )
     ideal = (microbatches * chunks + ranks - 1) * (FORWARD + BACKWARD)
-    assert without.run(COST).makespan == ideal
-    slow = replace(COST, exchanges={"activations": 0.25, "gradients": 0.25})
+    assert without_overlap.run(DURATIONS).makespan == ideal
+    slow_messages = replace(DURATIONS, comm_seconds={"activations": 0.25, "gradients": 0.25})
     messages = 2 * (chunks * ranks - 1) * microbatches
-    assert with_overlap.run(slow).makespan <= without.run(slow).makespan <= ideal + 0.25 * messages
+    assert (
+        with_overlap.run(slow_messages).makespan
+        <= without_overlap.run(slow_messages).makespan
+        <= ideal + 0.25 * messages
+    )
 
 
 def test_1f1b_with_slow_messages_on_two_ranks() -> None:
@@ -125,11 +127,11 @@ def test_1f1b_with_slow_messages_on_two_ranks() -> None:
     at 8: 1F2 10-11, 1B2 11-13, its gradient arrives at 14, 0B2 14-16.
     """
     step = Step(2, Layout(pp=2), OneFOneB(), 3)
-    cost = Fixed(1.0, 2.0, exchanges={"activations": 1.0, "gradients": 1.0})
-    trace = step.run(cost)
-    ends = [trace.end[trace.rank_events(rank, stream=0)].tolist() for rank in (0, 1)]
-    assert ends[0][:-1] == [1.0, 2.0, 8.0, 9.0, 11.0, 16.0]
-    assert ends[1][:-1] == [3.0, 5.0, 6.0, 8.0, 11.0, 13.0]
+    durations = FixedDurations(1.0, 2.0, comm_seconds={"activations": 1.0, "gradients": 1.0})
+    trace = step.run(durations)
+    compute_ends = [trace.end[trace.rank_events(rank, stream=0)].tolist() for rank in (0, 1)]
+    assert compute_ends[0][:-1] == [1.0, 2.0, 8.0, 9.0, 11.0, 16.0]
+    assert compute_ends[1][:-1] == [3.0, 5.0, 6.0, 8.0, 11.0, 13.0]
     assert trace.makespan == 16.0
 
 
@@ -140,7 +142,7 @@ def test_1f1b_with_slow_messages_on_two_ranks() -> None:
 def test_recomputed_layers_run_forward_again_before_their_backward(recompute: Recompute, layers_again: int) -> None:
     """A rank of two layers is busy 2 (F + B) + (layers run again) F for each microbatch."""
     step = Step(4, Layout(pp=2), GPipe(), 3, training={"recompute": recompute})
-    assert step.seconds(COST) == (3 + 2 - 1) * (2 * (FORWARD + BACKWARD) + layers_again * FORWARD)
+    assert step.step_seconds(DURATIONS) == (3 + 2 - 1) * (2 * (FORWARD + BACKWARD) + layers_again * FORWARD)
 
 
 def test_the_gradient_norm_waits_for_the_slowest_stage() -> None:
@@ -149,17 +151,17 @@ def test_the_gradient_norm_waits_for_the_slowest_stage() -> None:
     The norm and the update are one kernel of the optimizer's kind each, so 2 o.
     """
     step = Step(4, Layout(pp=2), OneFOneB(), 4, training={"gradient_clipping": True})
-    cost = Fixed(FORWARD, BACKWARD, optimizer=0.5, exchanges={"gradient norm": 3.0})
-    assert step.seconds(cost) == (4 + 2 - 1) * 2 * (FORWARD + BACKWARD) + 3.0 + 2 * 0.5
+    durations = FixedDurations(FORWARD, BACKWARD, optimizer=0.5, comm_seconds={"gradient norm": 3.0})
+    assert step.step_seconds(durations) == (4 + 2 - 1) * 2 * (FORWARD + BACKWARD) + 3.0 + 2 * 0.5
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_tied_embeddings_are_added_up_when_both_ends_are_done(microbatches: int) -> None:
+def test_tied_embedding_gradients_are_reduced_after_both_end_stages(microbatches: int) -> None:
     """The first rank is done last; the ranks between do not take part and wait for nobody."""
     tied = replace(MODEL, tied_embeddings=True)
     step = Step(3, Layout(pp=3), OneFOneB(), microbatches, model=tied)
-    cost = Fixed(FORWARD, BACKWARD, optimizer=0.5, exchanges={"reduce tied embedding": 3.0})
+    durations = FixedDurations(FORWARD, BACKWARD, optimizer=0.5, comm_seconds={"reduce tied embedding": 3.0})
     work = (microbatches + 2) * (FORWARD + BACKWARD)
-    trace = step.run(cost)
-    last = [float(trace.end[trace.rank_events(rank)].max()) for rank in range(3)]
-    assert last == [work + 3.5, work - BACKWARD + 0.5, work + 3.5]
+    trace = step.run(durations)
+    rank_ends = [float(trace.end[trace.rank_events(rank)].max()) for rank in range(3)]
+    assert rank_ends == [work + 3.5, work - BACKWARD + 0.5, work + 3.5]

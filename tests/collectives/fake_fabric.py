@@ -22,7 +22,7 @@ class FakeFabric:
     rack: int = 1 << 40
     local_latency: float = 1e-6
     latency: float = 5e-6
-    generation: LinkTechnology = LinkTechnology.NVLINK4
+    nvlink_technology: LinkTechnology = LinkTechnology.NVLINK4
 
     @property
     def links(self) -> LinkTable:
@@ -30,12 +30,12 @@ class FakeFabric:
         kinds = [LinkKind.NVLINK] * 2 + [LinkKind.NIC] * 2 + [LinkKind.LEAF] * 2
         rates = [self.nvlink] * 2 + [self.nic] * 2 + [self.spine] * 2
         counts = [self.gpu_count] * 4 + [racks] * 2
-        makes = [
+        technologies = [
             TECHNOLOGIES.index(link_technology)
-            for link_technology in [self.generation] * 2 + [LinkTechnology.INFINIBAND] * 4
+            for link_technology in [self.nvlink_technology] * 2 + [LinkTechnology.INFINIBAND] * 4
         ]
         kind = np.repeat([LINK_KINDS.index(link_kind) for link_kind in kinds], counts)
-        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), np.repeat(makes, counts))
+        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), np.repeat(technologies, counts))
 
     def domain_ids(self, gpus: IntArray) -> IntArray:
         return gpus // self.per_domain
@@ -44,15 +44,15 @@ class FakeFabric:
         return gpus // self.per_domain
 
     def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
-        local = sources // self.per_domain == targets // self.per_domain
+        same_domain = sources // self.per_domain == targets // self.per_domain
         n, racks = self.gpu_count, -(-self.gpu_count // self.rack)
-        far = sources // self.rack != targets // self.rack
-        first = np.where(local, sources, 2 * n + sources)
-        last = np.where(local, n + targets, 3 * n + targets)
-        up = np.where(far, 4 * n + sources // self.rack, -1)
-        down = np.where(far, 4 * n + racks + targets // self.rack, -1)
+        crosses_racks = sources // self.rack != targets // self.rack
+        first = np.where(same_domain, sources, 2 * n + sources)
+        last = np.where(same_domain, n + targets, 3 * n + targets)
+        up = np.where(crosses_racks, 4 * n + sources // self.rack, -1)
+        down = np.where(crosses_racks, 4 * n + racks + targets // self.rack, -1)
         links = np.where(sources == targets, -1, np.stack([first, up, down, last]))
-        return Paths(links.T, np.where(local, self.local_latency, self.latency))
+        return Paths(links.T, np.where(same_domain, self.local_latency, self.latency))
 
     def link_info(self, link_id: int) -> LinkInfo:
         raise NotImplementedError(link_id)

@@ -18,9 +18,9 @@ from clustersim.collectives.phase import group_topology
 from clustersim.common.errors import InputError
 from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
-from tests.laws.timelines import same
+from tests.laws.timelines import assert_same_trace
 
-MINE = """
+MODULE_SOURCE = """
 import numpy as np
 from clustersim.collectives.phase import Flows, Rounds, phase
 from clustersim.collectives.ring import Ring
@@ -76,7 +76,7 @@ class Halves(Once):
         members = arrangement.members
         return (phase(Flows(members, members / 2.0, 2.0), rounds=Rounds(local=1)),)
 """
-GIVEN: dict[str, Any] = {
+MAPPING: dict[str, Any] = {
     "model": "llama-tiny",
     "cluster": {"name": "aws-p5", "gpus": 16},
     "layout": {"tp": 2, "dp": 8, "data": "fsdp"},
@@ -86,15 +86,15 @@ GIVEN: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text(MODULE_SOURCE)
     return tmp_path
 
 
-def scenario(folder: Path, cost: dict[str, Any], **more: Any) -> Scenario:
-    return Scenario.from_mapping(GIVEN | more | {"cost": cost}, path=folder / "plan.yaml")
+def scenario(folder: Path, cost: dict[str, Any], **sections: Any) -> Scenario:
+    return Scenario.from_mapping(MAPPING | sections | {"cost": cost}, path=folder / "plan.yaml")
 
 
-def result_of(folder: Path, **cost: Any) -> RenderedResult:
+def simulate_with(folder: Path, **cost: Any) -> RenderedResult:
     return simulate(scenario(folder, cost))
 
 
@@ -103,102 +103,105 @@ def result_of(folder: Path, **cost: Any) -> RenderedResult:
     st.sampled_from(sorted(ALGORITHMS)),
     st.sampled_from([kind for kind in CollectiveType if not kind.is_token_routing]),
 )
-def test_what_an_algorithm_must_move_at_least_is_what_all_of_the_library_do(
-    counts: list[int], name: str, kind: CollectiveType
-) -> None:
-    members = [6 * domain + place for domain, count in enumerate(counts) for place in range(count)]
-    (arrangement,) = group_topology(np.array([members]), FakeFabric(6 * len(counts), 6))
-    asked = CustomAlgorithm(name, Path(), "")
-    vars(asked)["algorithm"] = ALGORITHMS[name]
-    assert len(asked.phases(kind, arrangement)) == len(ALGORITHMS[name].phases(kind, arrangement))
+def test_library_algorithms_pass_the_minimum_volume_check(counts: list[int], name: str, kind: CollectiveType) -> None:
+    members = [6 * domain + index for domain, count in enumerate(counts) for index in range(count)]
+    (topology,) = group_topology(np.array([members]), FakeFabric(6 * len(counts), 6))
+    custom = CustomAlgorithm(name, Path(), "")
+    vars(custom)["algorithm"] = ALGORITHMS[name]
+    assert len(custom.phases(kind, topology)) == len(ALGORITHMS[name].phases(kind, topology))
 
 
-def test_a_copy_of_the_ring_takes_what_the_ring_takes_to_the_digit(folder: Path) -> None:
+def test_a_custom_copy_of_the_ring_takes_exactly_the_same_time(folder: Path) -> None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
-    ring = result_of(folder, collectives=dict.fromkeys(kinds, "ring"))
-    copy = result_of(folder, collectives=dict.fromkeys(kinds, "mine:Copied"))
-    same(copy.trace, ring.trace)
+    ring = simulate_with(folder, collectives=dict.fromkeys(kinds, "ring"))
+    custom = simulate_with(folder, collectives=dict.fromkeys(kinds, "mine:Copied"))
+    assert_same_trace(custom.trace, ring.trace)
     assert [
-        selected_algorithm.algorithm.replace("mine:Copied", "ring") for selected_algorithm in copy.selected_algorithms
+        selected_algorithm.algorithm.replace("mine:Copied", "ring") for selected_algorithm in custom.selected_algorithms
     ] == [item.algorithm for item in ring.selected_algorithms]
-    assert any("mine:Copied" in element.algorithm for element in copy.selected_algorithms)
+    assert any("mine:Copied" in element.algorithm for element in custom.selected_algorithms)
 
 
-def test_constants_that_were_fitted_to_the_library_were_not_fitted_to_an_own_algorithm(folder: Path) -> None:
-    fitted = {"name": "dgx-h100", "gpus": 16}
-    found = simulate(scenario(folder, {"collectives": {"all_gather": "mine:Copied"}}, cluster=fitted))
-    source = {
-        selected_algorithm.collective: selected_algorithm.provenance for selected_algorithm in found.selected_algorithms
+def test_a_custom_algorithm_has_roofline_provenance(folder: Path) -> None:
+    cluster = {"name": "dgx-h100", "gpus": 16}
+    result = simulate(scenario(folder, {"collectives": {"all_gather": "mine:Copied"}}, cluster=cluster))
+    provenances = {
+        selected_algorithm.collective: selected_algorithm.provenance
+        for selected_algorithm in result.selected_algorithms
     }
-    assert (source["all_gather"], source["reduce_scatter"]) == ("roofline", "published")
-    told = [item for item in found.to_json()["collectives"] if item["collective"] == "all_gather"]
-    assert told
-    for element in told:
-        assert element["algorithm"].startswith("mine:Copied ")
-        assert element.keys() == {
+    assert (provenances["all_gather"], provenances["reduce_scatter"]) == ("roofline", "published")
+    all_gathers = [item for item in result.to_json()["collectives"] if item["collective"] == "all_gather"]
+    assert all_gathers
+    for all_gather in all_gathers:
+        assert all_gather["algorithm"].startswith("mine:Copied ")
+        assert all_gather.keys() == {
             "group", "collective", "ranks", "payload_bytes", "algorithm", "alone_s", "provenance"
         }  # fmt: skip
-        assert element["payload_bytes"] > 0.0
-        assert element["alone_s"] > 0.0
+        assert all_gather["payload_bytes"] > 0.0
+        assert all_gather["alone_s"] > 0.0
 
 
-def test_where_rings_do_nothing_constants_are_those_of_the_library_for_it(folder: Path) -> None:
+def test_a_custom_all_to_all_uses_the_constants_of_the_library(folder: Path) -> None:
     experts = {"model": "qwen3-30b-a3b", "layout": {"dp": 8, "ep": 8}, "cluster": {"name": "dgx-h100", "gpus": 8}}
-    own, copy = (
+    builtin, custom = (
         simulate(scenario(folder, {"collectives": cost}, **experts)) for cost in ({}, {"all_to_all": "mine:Sent"})
     )
-    same(copy.trace, own.trace)
-    assert any(selected_algorithm.algorithm.startswith("mine:Sent") for selected_algorithm in copy.selected_algorithms)
-
-
-def test_a_candidate_is_taken_where_it_is_faster_and_slows_no_collective() -> None:
-    examples = Path(__file__).parents[2] / "examples"
-    given = GIVEN | {"cluster": {"name": "aws-p5", "gpus": 64}, "layout": {"dp": 64, "data": "fsdp"}}
-    given["training"] = {"sequence": 512, "global_batch": 64}
-    added = {kind: ["extend_chosen:Doubling"] for kind in ("all_gather", "reduce_scatter")}
-    own, both = (
-        simulate(Scenario.from_mapping(given | {"cost": {"candidates": item}}, path=examples / "plan.yaml"))
-        for item in ({}, added)
+    assert_same_trace(custom.trace, builtin.trace)
+    assert any(
+        selected_algorithm.algorithm.startswith("mine:Sent") for selected_algorithm in custom.selected_algorithms
     )
-    pairs = list(zip(own.selected_algorithms, both.selected_algorithms, strict=True))
-    mine = [one.seconds > two.seconds for one, two in pairs if two.algorithm.startswith("extend_chosen:Doubling ")]
-    assert mine
-    assert all(mine)
+
+
+def test_a_candidate_is_selected_only_where_it_is_faster() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    mapping = MAPPING | {"cluster": {"name": "aws-p5", "gpus": 64}, "layout": {"dp": 64, "data": "fsdp"}}
+    mapping["training"] = {"sequence": 512, "global_batch": 64}
+    candidates = {kind: ["extend_chosen:Doubling"] for kind in ("all_gather", "reduce_scatter")}
+    builtin, extended = (
+        simulate(Scenario.from_mapping(mapping | {"cost": {"candidates": item}}, path=examples / "plan.yaml"))
+        for item in ({}, candidates)
+    )
+    pairs = list(zip(builtin.selected_algorithms, extended.selected_algorithms, strict=True))
+    is_faster = [one.seconds > two.seconds for one, two in pairs if two.algorithm.startswith("extend_chosen:Doubling ")]
+    assert is_faster
+    assert all(is_faster)
     assert all(one == two for one, two in pairs if not two.algorithm.startswith("extend_chosen:Doubling "))
-    (left_out,) = [
-        model_limitation for model_limitation in both.model_limitations if "extend_chosen:Doubling" in model_limitation
+    (note,) = [
+        model_limitation
+        for model_limitation in extended.model_limitations
+        if "extend_chosen:Doubling" in model_limitation
     ]
-    assert "taken for all_gather of dp" in left_out
-    assert not any("extend_chosen" in element for element in own.model_limitations)
-    every = simulate(both.scenario.with_overrides("cost.symmetry=off"))
-    assert every.simulated_rank_count > both.simulated_rank_count
-    same(both.trace, every.trace, relative=1e-9)
+    assert "taken for all_gather of dp" in note
+    assert not any("extend_chosen" in element for element in builtin.model_limitations)
+    unfolded = simulate(extended.scenario.with_overrides("cost.symmetry=off"))
+    assert unfolded.simulated_rank_count > extended.simulated_rank_count
+    assert_same_trace(extended.trace, unfolded.trace, relative=1e-9)
 
 
-def test_one_of_the_librarys_own_may_be_added_that_it_does_not_choose(folder: Path) -> None:
-    own = result_of(folder, candidates={"all_reduce": "hierarchical"})
-    assert own.scenario.cost.nccl_overrides.custom_algorithms == {}
-    offers = own.scenario.cost.nccl_overrides.apply_to(room_library()).variants_for(CollectiveType.ALL_REDUCE)
-    assert {"ring", "tree", "hierarchical"} < {offer.algorithm for offer in offers}
+def test_a_builtin_algorithm_may_be_added_as_a_candidate(folder: Path) -> None:
+    result = simulate_with(folder, candidates={"all_reduce": "hierarchical"})
+    assert result.scenario.cost.nccl_overrides.custom_algorithms == {}
+    variants = result.scenario.cost.nccl_overrides.apply_to(nccl_library()).variants_for(CollectiveType.ALL_REDUCE)
+    assert {"ring", "tree", "hierarchical"} < {variant.algorithm for variant in variants}
 
 
-def room_library() -> Any:
+def nccl_library() -> Any:
     from clustersim.collectives.library import load_library
 
     return load_library("nccl")
 
 
-def test_what_was_measured_of_the_librarys_own_does_not_count_where_another_may_be_taken(folder: Path) -> None:
+def test_measurements_do_not_count_for_collectives_with_candidates(folder: Path) -> None:
     assert scenario(
         folder, {"candidates": {"all_gather": "mine:Copied"}}
     ).cost.nccl_overrides.constrained_collectives == {CollectiveType.ALL_GATHER}
 
 
-def test_a_protocol_that_nccl_may_not_take_is_not_taken_for_an_own_algorithm(folder: Path) -> None:
-    found = result_of(folder, candidates={"all_gather": "mine:Copied"}, nccl={"NCCL_PROTO": "Simple"})
-    offers = found.scenario.cost.nccl_overrides.apply_to(room_library()).variants_for(CollectiveType.ALL_GATHER)
-    mine = [offer for offer in offers if offer.algorithm == "mine:Copied"]
-    assert [offer.protocol for offer in mine] == ["Simple"]
+def test_nccl_proto_restricts_custom_algorithms_too(folder: Path) -> None:
+    result = simulate_with(folder, candidates={"all_gather": "mine:Copied"}, nccl={"NCCL_PROTO": "Simple"})
+    variants = result.scenario.cost.nccl_overrides.apply_to(nccl_library()).variants_for(CollectiveType.ALL_GATHER)
+    custom_variants = [variant for variant in variants if variant.algorithm == "mine:Copied"]
+    assert [variant.protocol for variant in custom_variants] == ["Simple"]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +221,7 @@ def test_a_protocol_that_nccl_may_not_take_is_not_taken_for_an_own_algorithm(fol
         ),
     ],
 )
-def test_what_cannot_be_named_is_said_when_the_scenario_is_read(
+def test_bad_algorithm_names_are_refused_when_the_scenario_is_read(
     folder: Path, cost: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
@@ -244,19 +247,21 @@ def test_what_cannot_be_named_is_said_when_the_scenario_is_read(
         ("Unable", "cannot do all_gather by mine:Unable in groups of 8 over 2 NVLink domains"),
     ],
 )
-def test_what_an_algorithm_answers_is_checked(folder: Path, name: str, sentence: str) -> None:
+def test_phases_of_a_custom_algorithm_are_validated(folder: Path, name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        result_of(folder, collectives={"all_gather": f"mine:{name}"})
+        simulate_with(folder, collectives={"all_gather": f"mine:{name}"})
 
 
-def test_a_candidate_that_cannot_do_it_leaves_the_librarys_choice(folder: Path) -> None:
-    same(result_of(folder, candidates={"all_gather": "mine:Unable"}).trace, result_of(folder).trace)
+def test_an_unsupported_candidate_leaves_the_library_selection(folder: Path) -> None:
+    assert_same_trace(
+        simulate_with(folder, candidates={"all_gather": "mine:Unable"}).trace, simulate_with(folder).trace
+    )
 
 
-def test_installed_algorithms_have_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "package_of_mine.py").write_text(MINE)
+def test_installed_algorithms_are_named_by_entry_points(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "package_of_mine.py").write_text(MODULE_SOURCE)
     monkeypatch.syspath_prepend(str(folder))
-    found = {
+    entries = {
         "around": EntryPoint("around", "package_of_mine:Copied", room.ENTRY_POINT_GROUP),
         "gone": EntryPoint("gone", "package_of_mine:Gone", room.ENTRY_POINT_GROUP),
         "less": EntryPoint("less", "package_of_mine:Lacking", room.ENTRY_POINT_GROUP),
@@ -264,10 +269,10 @@ def test_installed_algorithms_have_names(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         room,
         "entry_points",
-        lambda **asked: EntryPoints(found.values()).select(**asked),
+        lambda **selection: EntryPoints(entries.values()).select(**selection),
     )
-    own = result_of(folder, collectives={"all_gather": "ring"})
-    same(result_of(folder, collectives={"all_gather": "around"}).trace, own.trace)
+    ring = simulate_with(folder, collectives={"all_gather": "ring"})
+    assert_same_trace(simulate_with(folder, collectives={"all_gather": "around"}).trace, ring.trace)
     for name, sentence in (
         ("aroudn", "did you mean around"),
         ("gone", "entry point gone of clustersim.collectives .package_of_mine:Gone.: AttributeError"),
@@ -277,13 +282,14 @@ def test_installed_algorithms_have_names(folder: Path, monkeypatch: pytest.Monke
             scenario(folder, {"collectives": {"all_gather": name}})
 
 
-def test_a_scenario_with_an_own_algorithm_travels_and_comes_again(folder: Path) -> None:
-    one = scenario(folder, {"candidates": {"all_gather": ["mine:Copied", "ring"]}})
-    assert pickle.loads(pickle.dumps(one)) == one
-    assert Scenario.from_mapping(one.to_mapping(), path=one.path) == one
-    assert folder / "mine.py" in one.files
-    (folder / "mine.py").write_text(MINE + "\n# edited\n")
-    assert load_custom_algorithm("mine:Copied", folder) != one.cost.nccl_overrides.custom_algorithms["mine:Copied"]
+def test_a_scenario_with_a_custom_algorithm_survives_pickling_and_mapping(folder: Path) -> None:
+    original = scenario(folder, {"candidates": {"all_gather": ["mine:Copied", "ring"]}})
+    assert pickle.loads(pickle.dumps(original)) == original
+    assert Scenario.from_mapping(original.to_mapping(), path=original.path) == original
+    assert folder / "mine.py" in original.files
+    (folder / "mine.py").write_text(MODULE_SOURCE + "\n# edited\n")
+    assert load_custom_algorithm("mine:Copied", folder) != original.cost.nccl_overrides.custom_algorithms["mine:Copied"]
     assert (
-        one.with_overrides("steps=2").cost.nccl_overrides.custom_algorithms == one.cost.nccl_overrides.custom_algorithms
+        original.with_overrides("steps=2").cost.nccl_overrides.custom_algorithms
+        == original.cost.nccl_overrides.custom_algorithms
     )

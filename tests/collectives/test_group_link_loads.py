@@ -20,79 +20,86 @@ from tests.collectives.fake_fabric import FakeFabric
 NCCL = load_library("nccl")
 FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
 PERMUTATIONS = st.permutations(range(48)).map(np.array)
-RING = next(offer for offer in NCCL.variants if (offer.algorithm, offer.protocol) == ("ring", "Simple"))
+RING_SIMPLE = next(offer for offer in NCCL.variants if (offer.algorithm, offer.protocol) == ("ring", "Simple"))
 
 
-def loads_of(
+def group_link_loads(
     members: np.ndarray, kind: CollectiveType = CollectiveType.ALL_GATHER, fabric: FakeFabric = FABRIC
 ) -> GroupLinkLoads:
-    return Tuner(fabric, NCCL).link_loads(kind, members, RING)
+    return Tuner(fabric, NCCL).link_loads(kind, members, RING_SIMPLE)
 
 
 def test_a_ring_across_nodes_keeps_each_nic_busy_for_the_textbook_volume() -> None:
     """Eight GPUs on one rail of six nodes: (n-1)/n of the payload over each NIC, out and in."""
     members = np.arange(0, 48, 8)[None]
-    loads = loads_of(members)
-    rate = 50e9 * NCCL.network_constants(LinkTechnology.INFINIBAND).efficiency * RING.efficiency
+    loads = group_link_loads(members)
+    rate = 50e9 * NCCL.network_constants(LinkTechnology.INFINIBAND).efficiency * RING_SIMPLE.efficiency
     nics = FABRIC.links.kind[loads.load_matrix.link_index] == LINK_KINDS.index(LinkKind.NIC)
     assert nics.sum() == 12
     assert loads.load_matrix.seconds_per_byte[nics] == pytest.approx(np.full(12, 5 / 6 / rate))
-    assert loads.largest_flow.tolist() == pytest.approx([5 / 6 / RING.efficiency])
+    assert loads.largest_flow.tolist() == pytest.approx([5 / 6 / RING_SIMPLE.efficiency])
 
 
-def test_groups_that_share_a_link_ask_alone_for_what_fits_alone() -> None:
+def test_group_link_loads_exclude_other_groups() -> None:
     """Eight rails cross the racks' two links of 100 GB/s: together 8/2 times as long as one alone on its NIC."""
     members = np.arange(48).reshape(6, 8).T
-    loads, alone = loads_of(members), loads_of(members[:1])
-    assert loads.seconds_per_byte.tolist() == pytest.approx([alone.seconds_per_byte[0]] * 8)
+    loads, single = group_link_loads(members), group_link_loads(members[:1])
+    assert loads.seconds_per_byte.tolist() == pytest.approx([single.seconds_per_byte[0]] * 8)
     rings = NcclOverrides(forced={CollectiveType.ALL_GATHER: "ring"}, description="ring").apply_to(NCCL)
-    together = select_variants(Tuner(FABRIC, rings).evaluate_variants(CollectiveType.ALL_GATHER, members), 1e12).seconds
-    assert together.max() > 3.9 * 1e12 * loads.seconds_per_byte.max()
+    contended = select_variants(
+        Tuner(FABRIC, rings).evaluate_variants(CollectiveType.ALL_GATHER, members), 1e12
+    ).seconds
+    assert contended.max() > 3.9 * 1e12 * loads.seconds_per_byte.max()
 
 
-def test_traffic_inside_a_domain_crosses_both_nvlink_ports_of_each_member() -> None:
-    loads = loads_of(np.arange(48).reshape(6, 8))
+def test_traffic_within_a_domain_crosses_both_nvlink_ports_of_a_member() -> None:
+    loads = group_link_loads(np.arange(48).reshape(6, 8))
     assert np.bincount(loads.load_matrix.group_index).tolist() == [16] * 6
     assert (FABRIC.links.kind[loads.load_matrix.link_index] == LINK_KINDS.index(LinkKind.NVLINK)).all()
     assert (loads.seconds_per_byte > 0).all()
 
 
 @given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(CollectiveType), st.data())
-def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(ranks, size, kind, data) -> None:
+def test_group_link_loads_add_up_to_the_link_loads(ranks, size, kind, data) -> None:
     """What all groups ask of a link is what `transfer` says that it carries; each alone has time for its own."""
     members = ranks.reshape(-1, size)
     algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
-    for offer in NCCL.variants:
-        if offer.algorithm != algorithm:
+    for variant in NCCL.variants:
+        if variant.algorithm != algorithm:
             continue
-        loads = Tuner(FABRIC, NCCL).link_loads(kind, members, offer)
-        crossings = loads.load_matrix
-        carried, able = np.zeros(len(FABRIC.links.bandwidth)), np.zeros(len(members), dtype=bool)
-        for item in group_topology(members, FABRIC):
-            reachable = effective_bandwidth(FABRIC.links, NCCL, offer, item.domain_count)
-            for phase in ALGORITHMS[algorithm].phases(kind, item):
-                carried += route_phase(phase, FABRIC).link_load[:-1] / reachable
-                able[item.group_indices] = True
-        total = np.bincount(crossings.link_index, crossings.seconds_per_byte, minlength=len(carried))
+        loads = Tuner(FABRIC, NCCL).link_loads(kind, members, variant)
+        link_loads = loads.load_matrix
+        carried, is_supported = np.zeros(len(FABRIC.links.bandwidth)), np.zeros(len(members), dtype=bool)
+        for topology in group_topology(members, FABRIC):
+            bandwidth = effective_bandwidth(FABRIC.links, NCCL, variant, topology.domain_count)
+            for phase in ALGORITHMS[algorithm].phases(kind, topology):
+                carried += route_phase(phase, FABRIC).link_load[:-1] / bandwidth
+                is_supported[topology.group_indices] = True
+        total = np.bincount(link_loads.link_index, link_loads.seconds_per_byte, minlength=len(carried))
         assert total == pytest.approx(carried, rel=1e-12)
-        assert (crossings.seconds_per_byte <= loads.seconds_per_byte[crossings.group_index]).all()
-        assert (crossings.seconds_per_byte > 0).all()
-        pairs = set(zip(crossings.group_index.tolist(), crossings.link_index.tolist(), strict=True))
-        assert len(pairs) == len(crossings.group_index)
-        assert ((loads.largest_flow > 0) == np.isin(np.arange(len(members)), crossings.group_index)).all()
-        assert not loads.largest_flow[~able].any()
+        assert (link_loads.seconds_per_byte <= loads.seconds_per_byte[link_loads.group_index]).all()
+        assert (link_loads.seconds_per_byte > 0).all()
+        pairs = set(zip(link_loads.group_index.tolist(), link_loads.link_index.tolist(), strict=True))
+        assert len(pairs) == len(link_loads.group_index)
+        assert ((loads.largest_flow > 0) == np.isin(np.arange(len(members)), link_loads.group_index)).all()
+        assert not loads.largest_flow[~is_supported].any()
 
 
-def test_groups_may_take_different_offers() -> None:
+def test_groups_may_use_different_variants() -> None:
     members = np.arange(48).reshape(6, 8).T
-    slow = loads_of(members, CollectiveType.ALL_REDUCE)
-    fast = loads_of(members, CollectiveType.ALL_GATHER)
-    taken = np.array([0, 1, 0, 1, 1, 1, 0, 0])
-    both = select_by_variant({0: slow, 1: fast}, taken)
-    assert both.seconds_per_byte.tolist() == np.where(taken == 0, slow.seconds_per_byte, fast.seconds_per_byte).tolist()
-    assert both.largest_flow.tolist() == np.where(taken == 0, slow.largest_flow, fast.largest_flow).tolist()
+    slow = group_link_loads(members, CollectiveType.ALL_REDUCE)
+    fast = group_link_loads(members, CollectiveType.ALL_GATHER)
+    variant_index = np.array([0, 1, 0, 1, 1, 1, 0, 0])
+    selected = select_by_variant({0: slow, 1: fast}, variant_index)
+    assert (
+        selected.seconds_per_byte.tolist()
+        == np.where(variant_index == 0, slow.seconds_per_byte, fast.seconds_per_byte).tolist()
+    )
+    assert selected.largest_flow.tolist() == np.where(variant_index == 0, slow.largest_flow, fast.largest_flow).tolist()
     for group in range(8):
-        source = (slow, fast)[taken[group]].load_matrix
-        mine, theirs = both.load_matrix.group_index == group, source.group_index == group
-        assert both.load_matrix.link_index[mine].tolist() == source.link_index[theirs].tolist()
-        assert both.load_matrix.seconds_per_byte[mine].tolist() == source.seconds_per_byte[theirs].tolist()
+        source = (slow, fast)[variant_index[group]].load_matrix
+        in_selected, in_source = selected.load_matrix.group_index == group, source.group_index == group
+        assert selected.load_matrix.link_index[in_selected].tolist() == source.link_index[in_source].tolist()
+        assert (
+            selected.load_matrix.seconds_per_byte[in_selected].tolist() == source.seconds_per_byte[in_source].tolist()
+        )

@@ -22,82 +22,89 @@ from tests.conftest import examples
 
 NCCL = load_library("nccl")
 HEALTHY = load_cluster("dgx-h100", 64).fabric
-KINDS = st.sampled_from(
+COLLECTIVES = st.sampled_from(
     [kind for kind in CollectiveType if kind is not CollectiveType.SEND_RECV and not kind.is_token_routing]
 )
 PAYLOADS = st.sampled_from([1e3, 1e5, 1e7, 1e9])
-SIXES = np.arange(24).reshape(4, 6)  # over nodes of 8: 6 | 2 + 4 | 4 + 2 | 6
+GROUPS_OF_SIX = np.arange(24).reshape(4, 6)  # over nodes of 8: 6 | 2 + 4 | 4 + 2 | 6
 
 
-def taken(fabric: Fabric, kind: CollectiveType, members: np.ndarray, payload: float) -> Selection:
+def select(fabric: Fabric, kind: CollectiveType, members: np.ndarray, payload: float) -> Selection:
     return select_variants(Tuner(fabric, NCCL).evaluate_variants(kind, members), payload)
 
 
-def names(choice: Selection) -> list[str]:
-    return [choice.variants[number].name for number in choice.variant_index]
+def variant_names(selection: Selection) -> list[str]:
+    return [selection.variants[variant_index].name for variant_index in selection.variant_index]
 
 
-def broken(gpu: int) -> Fabric:
+def with_dead_port(gpu: int) -> Fabric:
     """A cluster in which one GPU's NVLink port is dead."""
     change = LinkDegradation(f"gpu{gpu}", f"nvswitch{gpu // 8}", DeadLinkEffect())
     return degrade_fabric(HEALTHY, Degradations(links=(change,)))
 
 
-def own(demand: LinkDemand, group: int) -> tuple[object, ...]:
+def group_demand(demand: LinkDemand, group: int) -> tuple[object, ...]:
     """All that one group asks of links, link by link."""
-    crossings = demand.link_loads
-    mine = crossings.group_index == group
-    order = np.argsort(crossings.link_index[mine])
-    asked = (crossings.link_index[mine][order].tolist(), crossings.seconds_per_byte[mine][order].tolist())
-    return (demand.latency[group], demand.transfer[group], demand.flow[group], *asked)
+    link_loads = demand.link_loads
+    in_group = link_loads.group_index == group
+    order = np.argsort(link_loads.link_index[in_group])
+    sorted_loads = (
+        link_loads.link_index[in_group][order].tolist(),
+        link_loads.seconds_per_byte[in_group][order].tolist(),
+    )
+    return (demand.latency[group], demand.transfer[group], demand.flow[group], *sorted_loads)
 
 
-@given(st.integers(0, 63), st.sampled_from([2, 4, 8, 16, 32]), KINDS, PAYLOADS)
+@given(st.integers(0, 63), st.sampled_from([2, 4, 8, 16, 32]), COLLECTIVES, PAYLOADS)
 @examples(60)
 def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size, kind, payload):
     """Algorithms, times and demands of all groups that the GPU is not in are the same, bit for bit."""
     groups = {"tp": ProcessGroups("tp", np.arange(64).reshape(-1, size))}
-    exchange = CommOp("x", kind, "tp", payload)
-    whole, hurt = (CollectiveCost(fabric, NCCL, groups) for fabric in (HEALTHY, broken(gpu)))
-    before, after = (names(taken(fabric, kind, groups["tp"].members, payload)) for fabric in (HEALTHY, broken(gpu)))
+    comm_op = CommOp("x", kind, "tp", payload)
+    healthy, degraded = (CollectiveCost(fabric, NCCL, groups) for fabric in (HEALTHY, with_dead_port(gpu)))
+    before, after = (
+        variant_names(select(fabric, kind, groups["tp"].members, payload)) for fabric in (HEALTHY, with_dead_port(gpu))
+    )
     for group in set(range(64 // size)) - {gpu // size}:
         assert before[group] == after[group]
-        assert whole.time_comm_op(exchange).seconds[group] == hurt.time_comm_op(exchange).seconds[group]
-        assert own(whole.link_demand(exchange), group) == own(hurt.link_demand(exchange), group)
+        assert healthy.time_comm_op(comm_op).seconds[group] == degraded.time_comm_op(comm_op).seconds[group]
+        assert group_demand(healthy.link_demand(comm_op), group) == group_demand(degraded.link_demand(comm_op), group)
 
 
-def test_only_the_node_of_a_dead_nvlink_port_cannot_add_in_its_switches():
+def test_only_the_node_with_a_dead_nvlink_port_cannot_use_nvls():
     members = np.arange(64).reshape(-1, 8)
-    choice = taken(broken(0), CollectiveType.ALL_REDUCE, members, 1e8)
-    assert names(choice) == ["ring Simple"] + ["in_network Simple"] * 7
-    assert choice.seconds[0] > 5 * choice.seconds[1]
+    selection = select(with_dead_port(0), CollectiveType.ALL_REDUCE, members, 1e8)
+    assert variant_names(selection) == ["ring Simple"] + ["in_network Simple"] * 7
+    assert selection.seconds[0] > 5 * selection.seconds[1]
 
 
-def test_groups_that_differ_in_shape_or_place_are_arranged_apart():
+def test_groups_of_different_shape_or_position_have_separate_topologies():
     fabric = FakeFabric(24, 8)
-    inside, narrow, wide = sorted(group_topology(SIXES, fabric), key=lambda each: each.group_indices[0])
-    assert (inside.domain_sizes, inside.group_indices.tolist()) == ((6,), [0, 3])
-    assert (narrow.domain_sizes, narrow.group_indices.tolist()) == ((2, 4), [1])
-    assert (wide.domain_sizes, wide.group_indices.tolist()) == ((4, 2), [2])
+    within_node, two_and_four, four_and_two = sorted(
+        group_topology(GROUPS_OF_SIX, fabric), key=lambda each: each.group_indices[0]
+    )
+    assert (within_node.domain_sizes, within_node.group_indices.tolist()) == ((6,), [0, 3])
+    assert (two_and_four.domain_sizes, two_and_four.group_indices.tolist()) == ((2, 4), [1])
+    assert (four_and_two.domain_sizes, four_and_two.group_indices.tolist()) == ((4, 2), [2])
 
 
-@given(st.sampled_from([2, 3, 4, 6, 8, 12, 16, 24]), KINDS, PAYLOADS)
-def test_groups_that_share_no_link_take_what_each_takes_alone(size, kind, payload):
+@given(st.sampled_from([2, 3, 4, 6, 8, 12, 16, 24]), COLLECTIVES, PAYLOADS)
+def test_groups_without_common_links_take_their_uncontended_time(size, kind, payload):
     """Neighbours share no port, be they of one node or straddle two: bit for bit as if nobody else were there."""
     fabric = FakeFabric(48, 8, nvlink=450e9, nic=50e9)
     members = np.arange(48).reshape(-1, size)
-    together = taken(fabric, kind, members, payload)
-    alone = [taken(fabric, kind, group[None], payload) for group in members]
-    assert together.seconds.tolist() == [float(selection.seconds[0]) for selection in alone]
-    assert names(together) == [names(item)[0] for item in alone]
+    joint = select(fabric, kind, members, payload)
+    separate = [select(fabric, kind, group[None], payload) for group in members]
+    assert joint.seconds.tolist() == [float(selection.seconds[0]) for selection in separate]
+    assert variant_names(joint) == [variant_names(item)[0] for item in separate]
 
 
-def test_an_uneven_layout_costs_those_that_straddle_nodes_and_only_them():
+def test_only_groups_that_straddle_nodes_are_slow():
     """Two NICs of a straddling group must let 5/6 of the payload through, those inside a node have their switch."""
     fabric = FakeFabric(24, 8, nvlink=450e9, nic=50e9)
-    reduced = taken(fabric, CollectiveType.ALL_REDUCE, SIXES, 1e9).seconds
+    reduced = select(fabric, CollectiveType.ALL_REDUCE, GROUPS_OF_SIX, 1e9).seconds
     assert (reduced[[1, 2]] > 2 * reduced[[0, 3]]).all()
-    gathered = taken(fabric, CollectiveType.ALL_GATHER, SIXES, 1e9).seconds
+    gathered = select(fabric, CollectiveType.ALL_GATHER, GROUPS_OF_SIX, 1e9).seconds
     assert (gathered[[1, 2]] > 5 / 6 * 1e9 / 100e9).all()
     assert (gathered[[1, 2]] < 5 / 6 * 1e9 / 50e9).all()
     assert (gathered[[0, 3]] < 1e9 / 300e9).all()
@@ -110,47 +117,52 @@ def across_racks(spine: float) -> tuple[Fabric, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_GATHER, CollectiveType.ALL_TO_ALL])
-def test_sets_that_share_a_link_slow_each_other(kind):
+def test_groups_that_share_a_link_slow_each_other(kind):
     """A narrow link between racks carries what both send: both take the sum of what each takes alone."""
     fabric, members = across_racks(1e9)
-    together = taken(fabric, kind, members, 1e10).seconds
-    alone = [taken(fabric, kind, group[None], 1e10).seconds[0] for group in members]
-    assert together == pytest.approx(np.full(2, sum(alone)), rel=1e-3)
+    joint = select(fabric, kind, members, 1e10).seconds
+    separate = [select(fabric, kind, group[None], 1e10).seconds[0] for group in members]
+    assert joint == pytest.approx(np.full(2, sum(separate)), rel=1e-3)
 
 
-def routed_by_set(kind: CollectiveType) -> tuple[HeterogeneousGroups, list[dict[str, tuple[FlowRoutes, ...]]]]:
+def routed_topologies(kind: CollectiveType) -> tuple[HeterogeneousGroups, list[dict[str, tuple[FlowRoutes, ...]]]]:
     """The even and the uneven set beside each other, and each by itself."""
     fabric, members = across_racks(1e9)
-    able = [
+    supported = [
         {name: phases for name in ALGORITHMS if (phases := ALGORITHMS[name].phases(kind, item))}
         for item in group_topology(members, fabric)
     ]
-    own = [{name: tuple(route_phase(element, fabric) for element in found[name]) for name in found} for found in able]
-    return HeterogeneousGroups(able, lambda phase: route_phase(phase, fabric)), own
+    separate = [
+        {name: tuple(route_phase(element, fabric) for element in phases_by_name[name]) for name in phases_by_name}
+        for phases_by_name in supported
+    ]
+    return HeterogeneousGroups(supported, lambda phase: route_phase(phase, fabric)), separate
 
 
-def test_an_algorithm_is_taken_by_all_that_can():
-    siblings, own = routed_by_set(CollectiveType.ALL_REDUCE)
-    for number in (0, 1):
-        (tree,) = siblings.routes_of(number, "tree")
-        assert tree.link_load == pytest.approx(own[0]["tree"][0].link_load + own[1]["tree"][0].link_load)
+def test_an_algorithm_loads_the_links_of_all_groups_that_support_it():
+    joint, separate = routed_topologies(CollectiveType.ALL_REDUCE)
+    for index in (0, 1):
+        (tree,) = joint.routes_of(index, "tree")
+        assert tree.link_load == pytest.approx(separate[0]["tree"][0].link_load + separate[1]["tree"][0].link_load)
 
 
-def test_those_that_cannot_load_their_links_evenly_over_its_phases():
+def test_groups_without_the_algorithm_load_links_evenly_over_its_phases():
     """The uneven group has no hierarchy: its ring's load is spread over the three phases of the even group's."""
-    siblings, own = routed_by_set(CollectiveType.ALL_REDUCE)
-    (even,) = [number for number, found in enumerate(own) if "hierarchical" in found]
-    phases = siblings.routes_of(even, "hierarchical")
+    joint, separate = routed_topologies(CollectiveType.ALL_REDUCE)
+    (even_index,) = [index for index, routes in enumerate(separate) if "hierarchical" in routes]
+    phases = joint.routes_of(even_index, "hierarchical")
     assert len(phases) == 3
-    for together, alone in zip(phases, own[even]["hierarchical"], strict=True):
-        assert together.link_load == pytest.approx(alone.link_load + own[1 - even]["ring"][0].link_load / 3)
+    for joint_route, separate_route in zip(phases, separate[even_index]["hierarchical"], strict=True):
+        assert joint_route.link_load == pytest.approx(
+            separate_route.link_load + separate[1 - even_index]["ring"][0].link_load / 3
+        )
 
 
-@given(st.permutations(range(24)).map(np.array), st.sampled_from([2, 3, 4, 6]), KINDS, PAYLOADS)
+@given(st.permutations(range(24)).map(np.array), st.sampled_from([2, 3, 4, 6]), COLLECTIVES, PAYLOADS)
 @examples(25)
-def test_siblings_of_whatever_shape_make_no_group_faster(ranks, size, kind, payload):
+def test_other_groups_make_no_group_faster(ranks, size, kind, payload):
     fabric = FakeFabric(24, 4, nvlink=450e9, nic=50e9, spine=20e9, rack=8)
     members = ranks.reshape(-1, size)
-    together = taken(fabric, kind, members, payload).seconds
-    alone = np.array([taken(fabric, kind, group[None], payload).seconds[0] for group in members])
-    assert (together >= alone * (1 - 1e-12)).all()
+    joint = select(fabric, kind, members, payload).seconds
+    separate = np.array([select(fabric, kind, group[None], payload).seconds[0] for group in members])
+    assert (joint >= separate * (1 - 1e-12)).all()

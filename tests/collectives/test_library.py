@@ -9,15 +9,15 @@ from clustersim.program.task import CollectiveType
 
 
 @pytest.mark.parametrize("name", ["nccl", "rccl", "gloo"])
-def test_shipped_libraries_offer_every_collective(name):
+def test_packaged_libraries_support_every_collective(name):
     library = load_library(name)
     for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
         assert library.variants_for(kind)
 
 
-def test_hierarchical_is_offered_only_by_name():
+def test_hierarchical_is_available_only_if_forced():
     library = load_library("nccl")
-    assert "hierarchical" not in {offer.algorithm for offer in library.variants_for(CollectiveType.ALL_REDUCE)}
+    assert "hierarchical" not in {variant.algorithm for variant in library.variants_for(CollectiveType.ALL_REDUCE)}
     assert "hierarchical" in library.algorithms_for(CollectiveType.ALL_REDUCE)
 
 
@@ -35,7 +35,7 @@ def test_unknown_library_is_refused_with_the_nearest_name():
         ("[send_recv, shift, all_to_all]", "[sendrecv]", "sendrecv"),
     ],
 )
-def test_a_broken_library_file_is_refused_by_name(tmp_path, old, new, sentence):
+def test_an_invalid_library_file_is_refused_with_its_path(tmp_path, old, new, sentence):
     text = data_files.find_file("libraries", "nccl").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "broken.yaml"

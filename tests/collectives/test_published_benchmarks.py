@@ -18,47 +18,46 @@ def fitted() -> CollectiveConstantsFit:
 
 
 @cache
-def judged() -> list[BenchmarkEvaluation]:
+def evaluations() -> list[BenchmarkEvaluation]:
     return evaluate_benchmarks(LIBRARY, fitted())
 
 
-def test_sources_that_no_constant_was_fitted_to_are_predicted_within_18_percent_from_1_mib_on():
+def test_held_out_sources_are_predicted_within_18_percent_from_1_mib_on():
     """Means over sources; below 1 MiB hosts, networks and what they are called alike differ more."""
-    assert macro_mape(judged(), large=True, out_of_sample=True) <= 18.0
-    assert macro_mape(judged(), large=False, out_of_sample=True) <= 30.0
-    assert len({benchmark_evaluation.table.source for benchmark_evaluation in judged()}) > 20
+    assert macro_mape(evaluations(), large=True, out_of_sample=True) <= 18.0
+    assert macro_mape(evaluations(), large=False, out_of_sample=True) <= 30.0
+    assert len({evaluation.table.source for evaluation in evaluations()}) > 20
 
 
-def test_messages_on_few_channels_are_predicted():
+def test_p2p_messages_on_few_channels_are_predicted():
     """Send/recv among 8 B200: 64 MiB takes as long as 256 MiB, since a message gets more channels as it grows."""
     (errors,) = (
-        benchmark_evaluation.in_sample
-        for benchmark_evaluation in judged()
-        if benchmark_evaluation.table.benchmark.collective.value == "send_recv"
-        and benchmark_evaluation.table.source == "vultr-b200"
+        evaluation.in_sample
+        for evaluation in evaluations()
+        if evaluation.table.benchmark.collective.value == "send_recv" and evaluation.table.source == "vultr-b200"
     )
     assert errors.mape(large=True) <= 5
 
 
-def test_large_messages_approach_the_measured_rate():
+def test_large_payloads_approach_the_measured_bandwidth():
     """From 1 GiB on only bandwidths count: nine of ten tables are met within a quarter."""
-    means = []
-    for benchmark_evaluation in judged():
-        sizes = zip(benchmark_evaluation.table.sizes, benchmark_evaluation.in_sample.ratios, strict=True)
+    mean_errors = []
+    for evaluation in evaluations():
+        sizes = zip(evaluation.table.sizes, evaluation.in_sample.ratios, strict=True)
         large = [ratio for size, ratio in sizes if size >= 2**30]
-        means += [abs(np.mean(large) - 1)] if large else []
-    assert np.quantile(means, 0.9) <= 0.25
+        mean_errors += [abs(np.mean(large) - 1)] if large else []
+    assert np.quantile(mean_errors, 0.9) <= 0.25
 
 
-def test_the_shipped_constants_are_the_fitted_ones():
-    best = fitted().best_library()
-    assert best.pipeline == LIBRARY.pipeline
-    assert best.nvlink_by_technology == LIBRARY.nvlink_by_technology
-    assert best.network_by_technology == LIBRARY.network_by_technology
+def test_the_packaged_constants_are_the_fitted_ones():
+    best_library = fitted().best_library()
+    assert best_library.pipeline == LIBRARY.pipeline
+    assert best_library.nvlink_by_technology == LIBRARY.nvlink_by_technology
+    assert best_library.network_by_technology == LIBRARY.network_by_technology
 
 
-def test_what_is_left_out_changes_nothing_but_constants_that_are_fitted():
-    without = fitted().best_library("vultr-b200")
-    assert without.variants == LIBRARY.variants
-    for make, network_constants in without.network_by_technology.items():
-        assert network_constants.efficiency == pytest.approx(LIBRARY.network_by_technology[make].efficiency)
+def test_holding_out_a_source_changes_only_fitted_constants():
+    held_out_library = fitted().best_library("vultr-b200")
+    assert held_out_library.variants == LIBRARY.variants
+    for technology, constants in held_out_library.network_by_technology.items():
+        assert constants.efficiency == pytest.approx(LIBRARY.network_by_technology[technology].efficiency)

@@ -30,7 +30,7 @@ LAYOUTS = [
 ]
 
 
-class Still:
+class WithoutRotation:
     """The same fabric, but without a word of how GPUs can change places."""
 
     def __init__(self, fabric: Fabric) -> None:
@@ -42,7 +42,7 @@ class Still:
         return getattr(self._fabric, name)
 
 
-def fabric_of(name: str, gpus: int = 512) -> ClosFabric:
+def clos_fabric(name: str, gpus: int = 512) -> ClosFabric:
     fabric = load_cluster(name, gpus).fabric
     assert isinstance(fabric, ClosFabric)
     return fabric
@@ -50,8 +50,8 @@ def fabric_of(name: str, gpus: int = 512) -> ClosFabric:
 
 @pytest.mark.parametrize("name", ["dgx-h100", "llama3-roce"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_stands_for_its_images_costs_what_all_cost(name: str, layout: Layout) -> None:
-    fabric = fabric_of(name)
+def test_costs_from_representative_flows_equal_the_full_costs(name: str, layout: Layout) -> None:
+    fabric = clos_fabric(name)
     assert fabric.rotation is not None
     for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if groups.members.shape[1] < 2:
@@ -59,65 +59,67 @@ def test_what_stands_for_its_images_costs_what_all_cost(name: str, layout: Layou
         for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
             if kind is CollectiveType.SEND_RECV and groups.members.shape[1] != 2:
                 continue
-            turned, plain = (
-                Tuner(item, NCCL).evaluate_variants(kind, groups.members) for item in (fabric, Still(fabric))
+            reduced_costs, full_costs = (
+                Tuner(item, NCCL).evaluate_variants(kind, groups.members) for item in (fabric, WithoutRotation(fabric))
             )
             for payload in PAYLOADS:
-                mine, theirs = select_variants(turned, payload), select_variants(plain, payload)
-                assert mine.seconds == pytest.approx(theirs.seconds, rel=1e-12)
-                assert mine.variant_index.tolist() == theirs.variant_index.tolist()
+                reduced, full = select_variants(reduced_costs, payload), select_variants(full_costs, payload)
+                assert reduced.seconds == pytest.approx(full.seconds, rel=1e-12)
+                assert reduced.variant_index.tolist() == full.variant_index.tolist()
 
 
-def test_a_turn_leads_every_route_to_the_route_of_the_turned_ends() -> None:
+def test_a_rotation_maps_routes_to_routes_of_the_rotated_endpoints() -> None:
     """Link by link: orbits of a route are those of its image, and images of a link are as many as copies say."""
     for name in ("dgx-h100", "llama3-roce"):
-        fabric = fabric_of(name)
-        turn, sources = fabric.rotation, np.random.default_rng(1).integers(0, 512, 400)
-        assert turn is not None
+        fabric = clos_fabric(name)
+        rotation, sources = fabric.rotation, np.random.default_rng(1).integers(0, 512, 400)
+        assert rotation is not None
         targets = np.random.default_rng(2).integers(0, 512, 400)
-        once = [fabric.find_paths(_turned(sources, n), _turned(targets, n)) for n in range(turn.period)]
-        links = np.stack([paths.links for paths in once])
-        assert (turn.orbit_of_link[links] == turn.orbit_of_link[links[0]]).all()
-        assert all((paths.latency == once[0].latency).all() for paths in once)
-        for row, hop in zip(*np.nonzero(links[0] >= 0), strict=True):
-            met = np.bincount(links[:, row, hop])
-            assert set(met[met > 0].tolist()) == {int(turn.multiplicity[turn.orbit_of_link[links[0, row, hop]]])}
+        rotated_paths = [fabric.find_paths(_rotated(sources, n), _rotated(targets, n)) for n in range(rotation.period)]
+        links = np.stack([paths.links for paths in rotated_paths])
+        assert (rotation.orbit_of_link[links] == rotation.orbit_of_link[links[0]]).all()
+        assert all((paths.latency == rotated_paths[0].latency).all() for paths in rotated_paths)
+        for flow, hop in zip(*np.nonzero(links[0] >= 0), strict=True):
+            image_counts = np.bincount(links[:, flow, hop])
+            assert set(image_counts[image_counts > 0].tolist()) == {
+                int(rotation.multiplicity[rotation.orbit_of_link[links[0, flow, hop]]])
+            }
 
 
-def _turned(gpus: np.ndarray, places: int) -> np.ndarray:
-    return gpus // 8 * 8 + (gpus % 8 + places) % 8
+def _rotated(gpus: np.ndarray, positions: int) -> np.ndarray:
+    return gpus // 8 * 8 + (gpus % 8 + positions) % 8
 
 
-def test_hashed_routes_and_nodes_in_part_do_not_turn() -> None:
-    whole = fabric_of("dgx-h100")
-    assert whole.network is not None
-    assert replace(whole, network=replace(whole.network, ecmp=HashedEcmp(1))).rotation is None
-    assert replace(whole, gpu_count=508).rotation is None
-    assert fabric_of("dgx-h100", 8).rotation is not None
+def test_hashed_ecmp_and_partial_nodes_have_no_rotation() -> None:
+    fabric = clos_fabric("dgx-h100")
+    assert fabric.network is not None
+    assert replace(fabric, network=replace(fabric.network, ecmp=HashedEcmp(1))).rotation is None
+    assert replace(fabric, gpu_count=508).rotation is None
+    assert clos_fabric("dgx-h100", 8).rotation is not None
 
 
-def test_only_groups_whose_images_are_groups_stand_for_them() -> None:
-    fabric = fabric_of("dgx-h100", 64)
+def test_groups_are_folded_only_if_their_images_are_groups() -> None:
+    fabric = clos_fabric("dgx-h100", 64)
     assert fabric.rotation is not None
     rails = np.arange(64).reshape(8, 8).T
-    found = rotated_images(rails, fabric.rotation)
-    assert found is not None
-    assert (found.representatives.tolist(), found.representative_index.tolist()) == ([0], [0] * 8)
+    folded = rotated_images(rails, fabric.rotation)
+    assert folded is not None
+    assert (folded.representatives.tolist(), folded.representative_index.tolist()) == ([0], [0] * 8)
     crossed = rails.copy()
     crossed[[0, 1], 3] = crossed[[1, 0], 3]
     assert rotated_images(crossed, fabric.rotation) is None
     assert rotated_images(rails[:7], fabric.rotation) is None
 
 
-def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
-    fabric = fabric_of("dgx-h100", 64)
+def test_flows_over_full_nodes_reduce_to_representatives() -> None:
+    fabric = clos_fabric("dgx-h100", 64)
     assert fabric.rotation is not None
     (world,) = group_topology(np.arange(64)[None], fabric)
     (phase,) = RingAlgorithm().phases(CollectiveType.ALL_GATHER, world)
-    found = representative_flows(phase, fabric.rotation)
-    assert found is not None
-    assert len(set((found.sources // 8).ravel().tolist())) == 8
-    assert found.sources.size * 8 == phase.sources.size
+    representatives = representative_flows(phase, fabric.rotation)
+    assert representatives is not None
+    assert len(set((representatives.sources // 8).ravel().tolist())) == 8
+    assert representatives.sources.size * 8 == phase.sources.size
     assert all(
         representative_flows(item, fabric.rotation) for item in TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, world)
     )
@@ -128,14 +130,16 @@ def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER])
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: CollectiveType, payload: float) -> None:
-    surveyor, members = Tuner(fabric_of("dgx-h100"), NCCL), np.arange(512)[None]
-    some, every = surveyor.evaluate_variants(kind, members, payload), surveyor.evaluate_variants(kind, members)
-    assert select_variants(some, payload).seconds.tolist() == select_variants(every, payload).seconds.tolist()
-    assert select_variants(some, payload).slowest_variant == select_variants(every, payload).slowest_variant
-    assert len(some.variants) == len(every.variants) or select_variants(some, payload).is_certain
+def test_pruned_variants_are_never_the_fastest(kind: CollectiveType, payload: float) -> None:
+    tuner, members = Tuner(clos_fabric("dgx-h100"), NCCL), np.arange(512)[None]
+    pruned, complete = tuner.evaluate_variants(kind, members, payload), tuner.evaluate_variants(kind, members)
+    assert select_variants(pruned, payload).seconds.tolist() == select_variants(complete, payload).seconds.tolist()
+    assert select_variants(pruned, payload).slowest_variant == select_variants(complete, payload).slowest_variant
+    assert len(pruned.variants) == len(complete.variants) or select_variants(pruned, payload).is_certain
 
 
-def test_small_payloads_leave_slow_algorithms_out() -> None:
-    some = Tuner(fabric_of("dgx-h100"), NCCL).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(512)[None], 4.0)
-    assert {offer.algorithm for offer in some.variants} == {"tree"}
+def test_small_payloads_prune_slow_algorithms() -> None:
+    pruned = Tuner(clos_fabric("dgx-h100"), NCCL).evaluate_variants(
+        CollectiveType.ALL_REDUCE, np.arange(512)[None], 4.0
+    )
+    assert {variant.algorithm for variant in pruned.variants} == {"tree"}

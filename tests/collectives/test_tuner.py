@@ -13,64 +13,68 @@ from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 
 H100 = FakeFabric(64, 8, nvlink=450e9, nic=50e9)
-A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, generation=LinkTechnology.NVLINK3)
-KINDS = [kind for kind in CollectiveType if not kind.is_token_routing]
+A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, nvlink_technology=LinkTechnology.NVLINK3)
+COLLECTIVES = [kind for kind in CollectiveType if not kind.is_token_routing]
 
 
-def taken(kind, members, payload, fabric=H100, algorithm=None):
-    told = NcclOverrides(forced={kind: algorithm} if algorithm else {}, description=f"{algorithm}")
-    return select_variants(Tuner(fabric, told.apply_to(load_library("nccl"))).evaluate_variants(kind, members), payload)
+def select(kind, members, payload, fabric=H100, algorithm=None):
+    overrides = NcclOverrides(forced={kind: algorithm} if algorithm else {}, description=f"{algorithm}")
+    return select_variants(
+        Tuner(fabric, overrides.apply_to(load_library("nccl"))).evaluate_variants(kind, members), payload
+    )
 
 
-def test_small_messages_take_a_low_latency_protocol_and_large_ones_full_bandwidth():
+def test_small_payloads_use_ll_and_large_ones_the_simple_protocol():
     members = np.arange(8)[None]
-    assert taken(CollectiveType.ALL_GATHER, members, 1e3).offer.name == "ring LL"
-    assert taken(CollectiveType.ALL_GATHER, members, 1e9).offer.name == "ring Simple"
+    assert select(CollectiveType.ALL_GATHER, members, 1e3).offer.name == "ring LL"
+    assert select(CollectiveType.ALL_GATHER, members, 1e9).offer.name == "ring Simple"
 
 
-def test_adding_switches_win_large_all_reduces_where_they_exist():
+def test_nvls_is_selected_for_large_all_reduces_where_available():
     members = np.arange(8)[None]
-    assert taken(CollectiveType.ALL_REDUCE, members, 1e9).offer.algorithm == "in_network"
-    assert taken(CollectiveType.ALL_REDUCE, members, 1e9, A100).offer.algorithm == "ring"
+    assert select(CollectiveType.ALL_REDUCE, members, 1e9).offer.algorithm == "in_network"
+    assert select(CollectiveType.ALL_REDUCE, members, 1e9, A100).offer.algorithm == "ring"
 
 
-def test_trees_win_small_all_reduces_over_many_domains():
-    assert taken(CollectiveType.ALL_REDUCE, np.arange(64)[None], 1e4).offer.algorithm == "tree"
+def test_trees_are_selected_for_small_all_reduces_over_many_domains():
+    assert select(CollectiveType.ALL_REDUCE, np.arange(64)[None], 1e4).offer.algorithm == "tree"
 
 
-def test_the_choice_is_never_slower_than_any_named_algorithm():
+def test_the_selection_is_never_slower_than_a_forced_algorithm():
     members = np.arange(64).reshape(4, 16)
     for payload in (1e3, 1e5, 1e7, 1e9):
-        free = taken(CollectiveType.ALL_REDUCE, members, payload).seconds
+        selected_seconds = select(CollectiveType.ALL_REDUCE, members, payload).seconds
         for name in ("ring", "tree", "in_network"):
-            assert (free <= taken(CollectiveType.ALL_REDUCE, members, payload, algorithm=name).seconds + 1e-15).all()
+            assert (
+                selected_seconds <= select(CollectiveType.ALL_REDUCE, members, payload, algorithm=name).seconds + 1e-15
+            ).all()
 
 
-def test_an_algorithm_that_cannot_serve_the_groups_is_refused():
+def test_an_unsupported_forced_algorithm_is_refused():
     with pytest.raises(
         InputError,
         match="nccl with aggregated_trees cannot do all_gather by aggregated_trees in groups of 8",
     ):
-        taken(CollectiveType.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
+        select(CollectiveType.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_permuting_the_groups_of_a_symmetric_cluster_permutes_the_answer(kind):
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_permuting_groups_of_a_symmetric_cluster_permutes_the_seconds(kind):
     size = 2 if kind is CollectiveType.SEND_RECV else 16
     members = np.arange(64).reshape(-1, size)
     order = np.random.default_rng(0).permutation(len(members))
-    assert taken(kind, members[order], 1e7).seconds == pytest.approx(taken(kind, members, 1e7).seconds[order])
+    assert select(kind, members[order], 1e7).seconds == pytest.approx(select(kind, members, 1e7).seconds[order])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COLLECTIVES)
 def test_time_grows_with_the_payload(kind):
     members = np.arange(64).reshape(-1, 2 if kind is CollectiveType.SEND_RECV else 16)
-    survey = Tuner(H100, load_library("nccl")).evaluate_variants(kind, members)
-    seconds = [select_variants(survey, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
+    variant_costs = Tuner(H100, load_library("nccl")).evaluate_variants(kind, members)
+    seconds = [select_variants(variant_costs, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
     assert (np.diff(seconds) > 0).all()
 
 
-def test_switches_that_add_between_nodes_halve_what_ports_carry():
+def test_sharp_halves_the_all_reduce_time_on_infiniband():
     """SHARP moves each rail's part out and in once, rings and trees twice; only InfiniBand has it."""
     members, payload = np.arange(1024)[None], 4.0 * 2**30
     sharp = NcclOverrides(collnet_enabled=True).apply_to(load_library("nccl"))

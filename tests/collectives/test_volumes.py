@@ -30,45 +30,45 @@ ALGORITHMS = [
     LinearAlgorithm(),
     TreeAlgorithm(),
 ]
-SIDES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 8))
-SHAPES = SIDES.filter(lambda shape: shape[1] * shape[2] > 1)
+SIDE_LENGTHS = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 8))
+SHAPES = SIDE_LENGTHS.filter(lambda shape: shape[1] * shape[2] > 1)
 UNEVEN = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda per_domain: sum(per_domain) > 1)
-WIDEST = 6
+DOMAIN_SIZE = 6
 PASSES = [(CollectiveType.ALL_REDUCE, 2), (CollectiveType.ALL_GATHER, 1), (CollectiveType.REDUCE_SCATTER, 1)]
 
 
-def arranged(groups: int, domains: int, per_domain: int) -> GroupTopology:
+def even_topology(groups: int, domains: int, per_domain: int) -> GroupTopology:
     """Groups that take whole domains in a fabric of exactly that size."""
     gpus = groups * domains * per_domain
-    (arrangement,) = group_topology(np.arange(gpus).reshape(groups, -1), FakeFabric(gpus, per_domain))
-    return arrangement
+    (topology,) = group_topology(np.arange(gpus).reshape(groups, -1), FakeFabric(gpus, per_domain))
+    return topology
 
 
-def filled(per_domain: list[int]) -> GroupTopology:
+def uneven_topology(per_domain: list[int]) -> GroupTopology:
     """One group with so many members in each of the domains."""
-    members = [WIDEST * domain + place for domain, count in enumerate(per_domain) for place in range(count)]
-    (arrangement,) = group_topology(np.array([members]), FakeFabric(WIDEST * len(per_domain), WIDEST))
-    return arrangement
+    members = [DOMAIN_SIZE * domain + index for domain, count in enumerate(per_domain) for index in range(count)]
+    (topology,) = group_topology(np.array([members]), FakeFabric(DOMAIN_SIZE * len(per_domain), DOMAIN_SIZE))
+    return topology
 
 
-def volumes(
-    algorithm: CollectiveAlgorithm, kind: CollectiveType, arrangement: GroupTopology
+def gpu_volumes(
+    algorithm: CollectiveAlgorithm, kind: CollectiveType, topology: GroupTopology
 ) -> tuple[np.ndarray, np.ndarray]:
     """Payloads that each GPU sends and receives, summed over the phases."""
-    sent, received = np.zeros((2, int(arrangement.members.max()) + 1))
-    for phase in algorithm.phases(kind, arrangement):
+    sent, received = np.zeros((2, int(topology.members.max()) + 1))
+    for phase in algorithm.phases(kind, topology):
         np.add.at(sent, phase.sources, phase.share)
         np.add.at(received, phase.targets, phase.share)
     return sent, received
 
 
 @given(SHAPES, st.sampled_from(ALGORITHMS), st.sampled_from(CollectiveType))
-def test_what_is_sent_is_received_and_stays_in_the_group(shape, algorithm, kind):
-    arrangement = arranged(*shape)
-    sent, received = volumes(algorithm, kind, arrangement)
+def test_sent_bytes_are_received_within_the_group(shape, algorithm, kind):
+    topology = even_topology(*shape)
+    sent, received = gpu_volumes(algorithm, kind, topology)
     assert sent.sum() == pytest.approx(received.sum())
-    size = arrangement.size
-    for phase in algorithm.phases(kind, arrangement):
+    size = topology.size
+    for phase in algorithm.phases(kind, topology):
         assert (phase.sources // size == phase.targets // size).all()
         assert (phase.sources // size == np.arange(shape[0])[:, None]).all()
         assert (phase.share >= 0).all()
@@ -78,9 +78,9 @@ def test_what_is_sent_is_received_and_stays_in_the_group(shape, algorithm, kind)
 def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, collective):
     """A rank passes on all n parts of the payload but one, once for all-gather, twice for all-reduce."""
     kind, passes = collective
-    arrangement = arranged(*shape)
-    n = arrangement.size
-    sent, received = volumes(RingAlgorithm(), kind, arrangement)
+    topology = even_topology(*shape)
+    n = topology.size
+    sent, received = gpu_volumes(RingAlgorithm(), kind, topology)
     assert sent == pytest.approx(np.full_like(sent, passes * (n - 1) / n))
     assert received == pytest.approx(sent)
 
@@ -89,155 +89,161 @@ def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, 
 def test_rings_and_trees_move_their_textbook_volume_through_uneven_domains(per_domain, collective):
     """Rings: n-1 n-ths of the payload from each of n ranks per pass; trees: n-1 edges, each passed up and down."""
     kind, passes = collective
-    arrangement = filled(per_domain)
-    n = arrangement.size
-    sent, received = volumes(RingAlgorithm(), kind, arrangement)
+    topology = uneven_topology(per_domain)
+    n = topology.size
+    sent, received = gpu_volumes(RingAlgorithm(), kind, topology)
     assert sent.sum() == pytest.approx(received.sum()) == pytest.approx(passes * (n - 1))
-    (phase,) = RingAlgorithm().phases(kind, arrangement)
-    out = np.zeros(len(per_domain))
-    crosses = phase.sources // WIDEST != phase.targets // WIDEST
-    np.add.at(out, phase.sources[crosses] // WIDEST, phase.share[crosses])
-    assert out == pytest.approx(np.full(len(out), passes * (n - 1) / n * (len(out) > 1)))
-    sent, _ = volumes(TreeAlgorithm(), CollectiveType.ALL_REDUCE, arrangement)
+    (phase,) = RingAlgorithm().phases(kind, topology)
+    domain_sent = np.zeros(len(per_domain))
+    crosses_domains = phase.sources // DOMAIN_SIZE != phase.targets // DOMAIN_SIZE
+    np.add.at(domain_sent, phase.sources[crosses_domains] // DOMAIN_SIZE, phase.share[crosses_domains])
+    assert domain_sent == pytest.approx(np.full(len(domain_sent), passes * (n - 1) / n * (len(domain_sent) > 1)))
+    sent, _ = gpu_volumes(TreeAlgorithm(), CollectiveType.ALL_REDUCE, topology)
     assert sent.sum() == pytest.approx(2 * (n - 1))
 
 
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=6))
-def test_adding_switches_load_heads_by_what_they_add_and_all_by_the_payload(per_domain):
+def test_nvls_loads_heads_by_their_share_and_all_ranks_by_the_payload(per_domain):
     """Each member's payload is read and the sum stored to it; each of k heads loads and stores a k-th beside that."""
-    arrangement = filled(per_domain)
-    (phase,) = NvlsAlgorithm().phases(CollectiveType.ALL_REDUCE, arrangement)
-    inside = phase.sources // WIDEST == phase.targets // WIDEST
-    out = np.zeros(int(arrangement.members.max()) + 1)
-    np.add.at(out, phase.sources[inside], phase.share[inside])
-    heads = np.isin(arrangement.members[0], arrangement.heads)
-    assert out[arrangement.members[0]] == pytest.approx(1 + heads / min(per_domain))
+    topology = uneven_topology(per_domain)
+    (phase,) = NvlsAlgorithm().phases(CollectiveType.ALL_REDUCE, topology)
+    within_domain = phase.sources // DOMAIN_SIZE == phase.targets // DOMAIN_SIZE
+    sent = np.zeros(int(topology.members.max()) + 1)
+    np.add.at(sent, phase.sources[within_domain], phase.share[within_domain])
+    is_head = np.isin(topology.members[0], topology.heads)
+    assert sent[topology.members[0]] == pytest.approx(1 + is_head / min(per_domain))
 
 
 @given(
     st.lists(st.integers(1, 6), min_size=2, max_size=6),
     st.sampled_from([CollNetChainAlgorithm(), CollNetDirectAlgorithm(), CollNetNvlsAlgorithm()]),
 )
-def test_adding_network_switches_take_and_give_each_domain_the_payload_once(per_domain, algorithm):
+def test_collnet_sends_and_receives_the_payload_once_per_domain(per_domain, algorithm):
     """A ring or tree moves it out and in twice; heads share it evenly."""
-    arrangement = filled(per_domain)
-    phases = algorithm.phases(CollectiveType.ALL_REDUCE, arrangement)
-    least = {CollNetChainAlgorithm: 1, CollNetDirectAlgorithm: 1 + (max(per_domain) == 1), CollNetNvlsAlgorithm: 2}[
-        type(algorithm)
-    ]
-    if min(per_domain) < least:
+    topology = uneven_topology(per_domain)
+    phases = algorithm.phases(CollectiveType.ALL_REDUCE, topology)
+    min_members = {
+        CollNetChainAlgorithm: 1,
+        CollNetDirectAlgorithm: 1 + (max(per_domain) == 1),
+        CollNetNvlsAlgorithm: 2,
+    }[type(algorithm)]
+    if min(per_domain) < min_members:
         assert phases == ()
         return
     (phase,) = phases
-    crosses = phase.sources // WIDEST != phase.targets // WIDEST
+    crosses_domains = phase.sources // DOMAIN_SIZE != phase.targets // DOMAIN_SIZE
     for ends in (phase.sources, phase.targets):
-        moved = np.zeros(int(arrangement.members.max()) + 1)
-        np.add.at(moved, ends[crosses], phase.share[crosses])
-        assert moved[arrangement.heads] == pytest.approx(1 / min(per_domain))
+        moved = np.zeros(int(topology.members.max()) + 1)
+        np.add.at(moved, ends[crosses_domains], phase.share[crosses_domains])
+        assert moved[topology.heads] == pytest.approx(1 / min(per_domain))
         assert moved.sum() == pytest.approx(len(per_domain))
 
 
 @given(SHAPES, st.sampled_from([CollectiveType.BROADCAST, CollectiveType.REDUCE]))
 def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
     """Each rank but the root must receive (or contribute) the whole payload exactly once."""
-    arrangement = arranged(*shape)
+    topology = even_topology(*shape)
     for algorithm in (RingAlgorithm(), LinearAlgorithm(), TreeAlgorithm()):
-        sent, received = volumes(algorithm, kind, arrangement)
-        each = received if kind is CollectiveType.BROADCAST else sent
-        total = each.reshape(shape[0], -1).sum(axis=1)
-        assert total == pytest.approx(arrangement.size - 1)
+        sent, received = gpu_volumes(algorithm, kind, topology)
+        volume = received if kind is CollectiveType.BROADCAST else sent
+        total = volume.reshape(shape[0], -1).sum(axis=1)
+        assert total == pytest.approx(topology.size - 1)
         if not isinstance(algorithm, TreeAlgorithm):  # two trees and k chains have several roots
-            root = arrangement.members[:, 0]
-            assert each[root] == pytest.approx(0)
+            root = topology.members[:, 0]
+            assert volume[root] == pytest.approx(0)
 
 
 @given(UNEVEN, st.sampled_from([CollectiveType.BROADCAST, CollectiveType.REDUCE]))
 def test_rings_of_rooted_collectives_cross_each_border_on_all_rails(per_domain, kind):
     """Every domain but the root's takes in (or gives away) the payload once, a k-th of it through each of k heads."""
-    arrangement = filled(per_domain)
-    (phase,) = RingAlgorithm().phases(kind, arrangement)
-    into, out_of = (
+    topology = uneven_topology(per_domain)
+    (phase,) = RingAlgorithm().phases(kind, topology)
+    to_gpus, from_gpus = (
         (phase.targets, phase.sources) if kind is CollectiveType.BROADCAST else (phase.sources, phase.targets)
     )
-    crosses = into // WIDEST != out_of // WIDEST
-    moved = np.zeros((len(per_domain), WIDEST))
-    np.add.at(moved, (into[crosses] // WIDEST, into[crosses] % WIDEST), phase.share[crosses])
+    crosses_domains = to_gpus // DOMAIN_SIZE != from_gpus // DOMAIN_SIZE
+    moved = np.zeros((len(per_domain), DOMAIN_SIZE))
+    np.add.at(
+        moved,
+        (to_gpus[crosses_domains] // DOMAIN_SIZE, to_gpus[crosses_domains] % DOMAIN_SIZE),
+        phase.share[crosses_domains],
+    )
     assert moved.sum(axis=1) == pytest.approx([0.0] + [1.0] * (len(per_domain) - 1))
     assert moved.max() <= 1 / min(per_domain) + 1e-9
-    total = np.zeros(int(arrangement.members.max()) + 1)
-    np.add.at(total, into, phase.share)
-    assert total.sum() == pytest.approx(arrangement.size - 1)
+    total = np.zeros(int(topology.members.max()) + 1)
+    np.add.at(total, to_gpus, phase.share)
+    assert total.sum() == pytest.approx(topology.size - 1)
 
 
 @given(SHAPES)
-def test_scatter_and_gather_move_an_nth_for_each_other_rank(shape):
-    arrangement = arranged(*shape)
-    n = arrangement.size
-    sent, _ = volumes(LinearAlgorithm(), CollectiveType.SCATTER, arrangement)
-    _, received = volumes(LinearAlgorithm(), CollectiveType.GATHER, arrangement)
-    assert sent[arrangement.members[:, 0]] == pytest.approx((n - 1) / n)
+def test_scatter_and_gather_move_an_nth_per_other_rank(shape):
+    topology = even_topology(*shape)
+    n = topology.size
+    sent, _ = gpu_volumes(LinearAlgorithm(), CollectiveType.SCATTER, topology)
+    _, received = gpu_volumes(LinearAlgorithm(), CollectiveType.GATHER, topology)
+    assert sent[topology.members[:, 0]] == pytest.approx((n - 1) / n)
     assert received == pytest.approx(sent)
 
 
 @given(st.integers(2, 70))
-def test_aggregated_trees_deliver_every_block_once(n):
-    arrangement = arranged(1, n, 1)
+def test_pat_delivers_every_shard_once(n):
+    topology = even_topology(1, n, 1)
     for kind in (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER):
-        sent, received = volumes(PatAlgorithm(), kind, arrangement)
+        sent, received = gpu_volumes(PatAlgorithm(), kind, topology)
         assert sent == pytest.approx(np.full(n, (n - 1) / n))
         assert received == pytest.approx(sent)
 
 
-def test_aggregated_trees_serve_only_one_member_per_domain():
-    assert PatAlgorithm().phases(CollectiveType.ALL_GATHER, arranged(1, 4, 2)) == ()
+def test_pat_supports_only_one_member_per_domain():
+    assert PatAlgorithm().phases(CollectiveType.ALL_GATHER, even_topology(1, 4, 2)) == ()
 
 
 @given(st.integers(2, 8), st.integers(2, 8))
-def test_hierarchy_saves_network_volume_by_the_domain_size(domains, local):
+def test_hierarchical_divides_the_network_volume_by_the_domain_size(domains, local):
     """Between domains a rank carries only its rail's 1/k of the payload, twice round d domains: 2 (d-1)/d / k."""
-    arrangement = arranged(1, domains, local)
-    inside, between, outside = HierarchicalAlgorithm().phases(CollectiveType.ALL_REDUCE, arrangement)
-    assert between.share == pytest.approx(2 * (domains - 1) / domains / local)
-    assert inside.share == pytest.approx((local - 1) / local)
-    assert outside.share == pytest.approx((local - 1) / local)
-    assert (between.sources % local == between.targets % local).all()
+    topology = even_topology(1, domains, local)
+    reduce_scatter, all_reduce, all_gather = HierarchicalAlgorithm().phases(CollectiveType.ALL_REDUCE, topology)
+    assert all_reduce.share == pytest.approx(2 * (domains - 1) / domains / local)
+    assert reduce_scatter.share == pytest.approx((local - 1) / local)
+    assert all_gather.share == pytest.approx((local - 1) / local)
+    assert (all_reduce.sources % local == all_reduce.targets % local).all()
 
 
 @given(SHAPES)
 def test_all_to_all_sends_every_rank_an_nth(shape):
-    arrangement = arranged(*shape)
-    n = arrangement.size
-    sent, received = volumes(PairwiseAlgorithm(), CollectiveType.ALL_TO_ALL, arrangement)
+    topology = even_topology(*shape)
+    n = topology.size
+    sent, received = gpu_volumes(PairwiseAlgorithm(), CollectiveType.ALL_TO_ALL, topology)
     assert sent == pytest.approx(np.full_like(sent, (n - 1) / n))
     assert received == pytest.approx(sent)
 
 
 @given(SHAPES)
-def test_a_shift_sends_every_rank_all_parts_but_one_to_its_neighbour(shape):
-    arrangement = arranged(*shape)
-    n = arrangement.size
-    (phase,) = PairwiseAlgorithm().phases(CollectiveType.SHIFT, arrangement)
-    assert (phase.targets == np.roll(arrangement.members, -1, axis=1)).all()
-    sent, received = volumes(PairwiseAlgorithm(), CollectiveType.SHIFT, arrangement)
+def test_a_shift_sends_all_shards_but_one_to_the_next_rank(shape):
+    topology = even_topology(*shape)
+    n = topology.size
+    (phase,) = PairwiseAlgorithm().phases(CollectiveType.SHIFT, topology)
+    assert (phase.targets == np.roll(topology.members, -1, axis=1)).all()
+    sent, received = gpu_volumes(PairwiseAlgorithm(), CollectiveType.SHIFT, topology)
     assert sent == pytest.approx(np.full_like(sent, (n - 1) / n))
     assert received == pytest.approx(sent)
 
 
-def test_a_sample_of_distances_keeps_the_volume_and_the_local_part():
+def test_sampled_all_to_all_distances_keep_volume_and_local_share():
     """2,048 ranks in domains of 8: 7 of 2,047 peers are local; a sample may miss that by little."""
-    arrangement = arranged(1, 256, 8)
-    (phase,) = PairwiseAlgorithm().phases(CollectiveType.ALL_TO_ALL, arrangement)
+    topology = even_topology(1, 256, 8)
+    (phase,) = PairwiseAlgorithm().phases(CollectiveType.ALL_TO_ALL, topology)
     assert phase.sources.shape[1] < 2048 * 2047
-    sent, _ = volumes(PairwiseAlgorithm(), CollectiveType.ALL_TO_ALL, arrangement)
+    sent, _ = gpu_volumes(PairwiseAlgorithm(), CollectiveType.ALL_TO_ALL, topology)
     assert sent == pytest.approx(np.full(2048, 2047 / 2048))
-    local = phase.share[phase.sources // 8 == phase.targets // 8].sum() / 2048
-    assert local < 0.01
+    local_share = phase.share[phase.sources // 8 == phase.targets // 8].sum() / 2048
+    assert local_share < 0.01
 
 
 @given(st.integers(2, 8))
-def test_adding_switches_carry_n_plus_1_nths_per_port(n):
+def test_nvls_carries_n_plus_1_nths_per_port(n):
     """Out: the whole payload to be added and the own n-th of the sum; in: the n-th and the whole sum."""
-    sent, received = volumes(NvlsAlgorithm(), CollectiveType.ALL_REDUCE, arranged(1, 1, n))
+    sent, received = gpu_volumes(NvlsAlgorithm(), CollectiveType.ALL_REDUCE, even_topology(1, 1, n))
     assert sent == pytest.approx(np.full(n, (n + 1) / n))
     assert received == pytest.approx(sent)
 
@@ -257,12 +263,12 @@ def test_the_binary_tree_spans_all_nodes_with_at_most_two_children_each(nodes):
 
 
 @given(st.integers(3, 40), st.integers(1, 8))
-def test_a_domain_sends_at_most_two_payloads_in_double_trees(domains, local):
+def test_a_domain_sends_at_most_two_payloads_in_double_binary_trees(domains, local):
     """Inside one tree: half up, halves to two children; leaf of the other: half up. 2 S in all, S / k more nowhere."""
-    arrangement = arranged(1, domains, local)
-    (phase,) = TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, arrangement)
-    crosses = phase.sources // local != phase.targets // local
-    out = np.zeros(domains)
-    np.add.at(out, phase.sources[crosses] // local, phase.share[crosses])
-    assert out.max() <= 2 + 1e-9
-    assert out.sum() == pytest.approx(2 * (domains - 1))
+    topology = even_topology(1, domains, local)
+    (phase,) = TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, topology)
+    crosses_domains = phase.sources // local != phase.targets // local
+    domain_sent = np.zeros(domains)
+    np.add.at(domain_sent, phase.sources[crosses_domains] // local, phase.share[crosses_domains])
+    assert domain_sent.max() <= 2 + 1e-9
+    assert domain_sent.sum() == pytest.approx(2 * (domains - 1))

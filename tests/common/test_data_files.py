@@ -9,9 +9,9 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 
 
-def bomb(first: str, doubled: str) -> str:
+def alias_bomb(first_value: str, doubled: str) -> str:
     """A few lines of YAML whose aliases stand for 2^40 values."""
-    return "\n".join([f"a0: &a0 {first}", *(f"a{n + 1}: &a{n + 1} {doubled.format(n)}" for n in range(40))])
+    return "\n".join([f"a0: &a0 {first_value}", *(f"a{n + 1}: &a{n + 1} {doubled.format(n)}" for n in range(40))])
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,17 @@ def bomb(first: str, doubled: str) -> str:
         ("a.json", "[" * 100_000, "is not valid JSON"),
         ("a.yaml", "a: &n {x: *n}", "line 1: an alias stands for something that contains it"),
         ("a.yaml", "a: &n [1, [*n]]", "line 1: an alias stands for something that contains it"),
-        ("a.yaml", bomb("[1, 1]", "[*a{0}, *a{0}]"), "its aliases stand for more than 100,000 values"),
-        ("a.yaml", bomb("{x: 1}", "{{<<: [*a{0}, *a{0}]}}"), "its aliases stand for more than 100,000"),
+        ("a.yaml", alias_bomb("[1, 1]", "[*a{0}, *a{0}]"), "its aliases stand for more than 100,000 values"),
+        ("a.yaml", alias_bomb("{x: 1}", "{{<<: [*a{0}, *a{0}]}}"), "its aliases stand for more than 100,000"),
     ],
 )
-def test_what_cannot_be_read_in_one_way_only_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+def test_ambiguous_and_malformed_files_are_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=f"{name}: {sentence}"):
         data_files.read_mapping(tmp_path / name)
 
 
-def test_merged_and_repeated_mappings_of_yaml_are_no_repeated_keys(tmp_path: Path) -> None:
+def test_yaml_merges_and_aliases_are_no_duplicate_keys(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: &x {p: 1}\ny: {<<: *x, p: 2}\nz: [*x, *x]\n1: a\n'1': b")
     content = data_files.read_mapping(tmp_path / "a.yaml")
     assert content == {"x": {"p": 1}, "y": {"p": 2}, "z": [{"p": 1}, {"p": 1}], 1: "a", "1": "b"}
@@ -50,14 +50,14 @@ def test_merged_and_repeated_mappings_of_yaml_are_no_repeated_keys(tmp_path: Pat
         ("prices", "price list"),
     ],
 )
-def test_shelves_have_a_singular_in_messages(shelf: str, one: str) -> None:
+def test_messages_name_one_item_of_a_data_directory(shelf: str, one: str) -> None:
     with pytest.raises(InputError, match=f"there is no {one} 'zzz'; "):
         data_files.find_file(shelf, "zzz")
     name = data_files.list_names(shelf)[0]
     assert data_files.display_name(data_files.find_file(shelf, name)) == f"{one} {name}"
 
 
-def test_a_file_of_the_users_is_named_by_its_path_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_user_file_is_named_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "clusters" / "dgx-h100.json"
     path.parent.mkdir()
     path.write_text(json.dumps([]))
@@ -66,7 +66,7 @@ def test_a_file_of_the_users_is_named_by_its_path_wherever_it_lies(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
-def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_an_invalid_file_name_is_a_one_line_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="there is no cluster "):
         data_files.find_file("clusters", name)
     for path in (data_files.resolve_relative(tmp_path, f"{name}.yaml"), tmp_path / f"{name}.yaml"):

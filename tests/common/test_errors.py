@@ -18,7 +18,7 @@ from clustersim.common.errors import format_value, suggest_nearest
         ("x", ["b", "xanthan"], "choose one of b, xanthan"),  # one letter is no beginning
     ],
 )
-def test_the_nearest_name_is_found(word: str, choices: list[str], meant: str) -> None:
+def test_the_nearest_name_is_suggested(word: str, choices: list[str], meant: str) -> None:
     assert suggest_nearest(word, choices) == meant
 
 
@@ -27,9 +27,9 @@ def test_names_elsewhere_are_matched_but_not_listed() -> None:
     assert suggest_nearest("zz", ["model"], unlisted=["layout.tp"]) == "choose one of model"
 
 
-def test_values_are_shown_as_yaml_has_them_whatever_their_size() -> None:
+def test_values_are_formatted_as_in_yaml_and_truncated() -> None:
     assert format_value({"a": None, "b": [True, 1.5]}) == "{'a': nothing, 'b': [true, 1.5]}"
-    itself: list[object] = []
-    itself.append(itself)
-    assert len(format_value(itself)) <= 60
+    recursive: list[object] = []
+    recursive.append(recursive)
+    assert len(format_value(recursive)) <= 60
     assert len(format_value("x" * 1000)) <= 60

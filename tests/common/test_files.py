@@ -12,7 +12,7 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
     assert (tmp_path / "answer").read_bytes() == "α → β".encode()
 
 
-def test_an_error_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_an_error_while_writing_keeps_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "answer"
     target.write_text("old")
     with pytest.raises(RuntimeError), atomic_file(target) as file:
@@ -33,13 +33,13 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
         write_text_atomically(tmp_path, "text")
 
 
-def test_a_full_disk_is_one_sentence() -> None:
+def test_a_full_disk_is_a_one_line_error() -> None:
     with pytest.raises(OutputError, match=r"/dev/full: cannot be written \(No space left on device\)"):
         write_text_atomically("/dev/full", "text")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
-def test_an_impossible_name_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_an_invalid_file_name_is_a_one_line_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         write_text_atomically(tmp_path / name, "text")
     with pytest.raises(OutputError, match="cannot be written"):
@@ -47,7 +47,7 @@ def test_an_impossible_name_is_one_sentence(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_keeps_pointing_to_the_file_it_named(tmp_path: Path) -> None:
+def test_a_symlink_is_kept_and_its_target_written(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "answer")
     write_text_atomically(link, "text")
@@ -55,12 +55,12 @@ def test_a_link_keeps_pointing_to_the_file_it_named(tmp_path: Path) -> None:
     assert (tmp_path / "answer").read_text() == "text"
 
 
-def test_half_a_character_is_written_as_a_question_mark(tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_written_as_a_question_mark(tmp_path: Path) -> None:
     write_text_atomically(tmp_path / "answer", "a\ud800b")
     assert (tmp_path / "answer").read_text() == "a?b"
 
 
-def test_a_pipe_is_written_directly_also_by_a_name_that_leads_nowhere_else() -> None:
+def test_a_pipe_is_written_directly_by_its_dev_fd_name() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as answer:
         require_writable(f"/dev/fd/{writing}")
@@ -69,9 +69,9 @@ def test_a_pipe_is_written_directly_also_by_a_name_that_leads_nowhere_else() -> 
         assert answer.read() == "text"
 
 
-def test_a_file_needs_a_directory_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "answer").touch()
-    monkeypatch.setattr(os, "access", lambda place, _mode: Path(place) != tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path)
     for name in ("answer", "new"):
         with pytest.raises(OutputError, match="no permission"):
             require_writable(tmp_path / name)

@@ -7,7 +7,7 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.lru import LruCache
 
 
-def made(recent: LruCache[FloatArray], *keys: str) -> list[str]:
+def computed_keys(cache: LruCache[FloatArray], *keys: str) -> list[str]:
     """Ask for 80 bytes under each key in turn; return the keys under which they had to be made."""
     missed: list[str] = []
 
@@ -16,47 +16,47 @@ def made(recent: LruCache[FloatArray], *keys: str) -> list[str]:
         return np.zeros(10)
 
     for key in keys:
-        recent.get_or_compute((key,), lambda key=key: make(key))  # type: ignore[misc]
+        cache.get_or_compute((key,), lambda key=key: make(key))  # type: ignore[misc]
     return missed
 
 
-def test_a_result_is_made_once() -> None:
-    assert made(LruCache(1000), "a", "a", "b", "a") == ["a", "b"]
+def test_a_value_is_computed_once() -> None:
+    assert computed_keys(LruCache(1000), "a", "a", "b", "a") == ["a", "b"]
 
 
-def test_what_was_asked_for_longest_ago_goes_first_where_there_is_no_room() -> None:
-    assert made(LruCache(160), "a", "b", "a", "c", "a", "b") == ["a", "b", "c", "b"]
+def test_the_least_recently_used_value_is_evicted() -> None:
+    assert computed_keys(LruCache(160), "a", "b", "a", "c", "a", "b") == ["a", "b", "c", "b"]
 
 
-def test_a_result_without_room_is_made_each_time_and_drives_nothing_out() -> None:
-    recent = LruCache[FloatArray](160)
-    assert made(recent, "a", "b") == ["a", "b"]
-    assert recent.get_or_compute(("large",), lambda: np.zeros(100)).nbytes == 800
-    assert made(recent, "a", "b") == []
+def test_a_value_larger_than_the_cache_is_not_stored() -> None:
+    cache = LruCache[FloatArray](160)
+    assert computed_keys(cache, "a", "b") == ["a", "b"]
+    assert cache.get_or_compute(("large",), lambda: np.zeros(100)).nbytes == 800
+    assert computed_keys(cache, "a", "b") == []
 
 
-def test_bytes_of_a_key_take_room_too() -> None:
-    recent = LruCache[FloatArray](200)
+def test_bytes_of_keys_count_for_the_size() -> None:
+    cache = LruCache[FloatArray](200)
     for _ in range(2):
-        recent.get_or_compute((b"x" * 100,), lambda: np.zeros(10))
-        assert made(recent, "a") == ["a"]
+        cache.get_or_compute((b"x" * 100,), lambda: np.zeros(10))
+        assert computed_keys(cache, "a") == ["a"]
 
 
-def test_results_may_have_a_size_of_their_own() -> None:
-    recent = LruCache[FloatArray](2, size=lambda _: 1)
-    assert made(recent, "a", "b", "a", "c", "a", "b") == ["a", "b", "c", "b"]
+def test_the_size_function_can_be_replaced() -> None:
+    cache = LruCache[FloatArray](2, size=lambda _: 1)
+    assert computed_keys(cache, "a", "b", "a", "c", "a", "b") == ["a", "b", "c", "b"]
 
 
-def test_arrays_in_mappings_take_room_and_are_shared_too() -> None:
-    recent = LruCache[dict[str, FloatArray]](100)
-    found = recent.get_or_compute(("a",), lambda: {"first": np.zeros(10)})
+def test_arrays_in_mappings_count_for_the_size_and_are_read_only() -> None:
+    cache = LruCache[dict[str, FloatArray]](100)
+    value = cache.get_or_compute(("a",), lambda: {"first": np.zeros(10)})
     with pytest.raises(ValueError, match="read-only"):
-        found["first"][0] = 1.0
-    recent.get_or_compute(("b",), lambda: {"first": np.zeros(10)})
-    assert recent.get_or_compute(("a",), lambda: {}) == {}, "80 bytes of each: there is room for one"
+        value["first"][0] = 1.0
+    cache.get_or_compute(("b",), lambda: {"first": np.zeros(10)})
+    assert cache.get_or_compute(("a",), lambda: {}) == {}, "80 bytes of each: there is room for one"
 
 
-def test_nobody_writes_into_what_others_share() -> None:
-    found = LruCache[FloatArray](1000).get_or_compute(("a",), lambda: np.zeros(10))
+def test_cached_arrays_are_read_only() -> None:
+    value = LruCache[FloatArray](1000).get_or_compute(("a",), lambda: np.zeros(10))
     with pytest.raises(ValueError, match="read-only"):
-        found[0] = 1.0
+        value[0] = 1.0

@@ -45,7 +45,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "data_parallel": ("cluster.gpus=4", "layout={dp: 4, data: data_parallel}"),
     "graph": ("cluster=graph.json", "layout={dp: 2}", "training.global_batch=4"),
 }
-LARGEST = 200_000
+MAX_PICKLE_BYTES = 200_000
 """Bytes of a pickled scenario; most take 10 kB, a record more."""
 
 
@@ -58,41 +58,41 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
     return Scenario.load(tmp_path / "plan.json", request.param)
 
 
-def same_answer(one: RenderedResult, other: RenderedResult) -> bool:
-    return {**one.to_json(), "simulate_wall_s": 0} == {**other.to_json(), "simulate_wall_s": 0}
+def same_report(left: RenderedResult, right: RenderedResult) -> bool:
+    return {**left.to_json(), "simulate_wall_s": 0} == {**right.to_json(), "simulate_wall_s": 0}
 
 
-def test_a_scenario_is_itself_again(scenario: Scenario) -> None:
+def test_a_scenario_survives_pickling_and_copying(scenario: Scenario) -> None:
     simulate(scenario)  # what its fabric works out meanwhile stays behind
     pickled = pickle.dumps(scenario)
-    again = pickle.loads(pickled)
-    assert again == scenario
+    unpickled = pickle.loads(pickled)
+    assert unpickled == scenario
     assert copy.deepcopy(scenario) == scenario
-    assert len(pickled) < LARGEST
-    assert again.to_mapping() == scenario.to_mapping()
-    assert again.changed("steps=3") == scenario.with_overrides("steps=3")
-    assert again != scenario.with_overrides("steps=3")
+    assert len(pickled) < MAX_PICKLE_BYTES
+    assert unpickled.to_mapping() == scenario.to_mapping()
+    assert unpickled.changed("steps=3") == scenario.with_overrides("steps=3")
+    assert unpickled != scenario.with_overrides("steps=3")
 
 
-def test_a_result_gives_the_same_answer_again(scenario: Scenario) -> None:
+def test_a_pickled_result_gives_the_same_report(scenario: Scenario) -> None:
     result = simulate(scenario)
-    for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
-        assert again.to_json() == result.to_json()
-        mine, theirs = result.operation_spans(0), again.operation_spans(0)
-        assert np.array_equal(mine.start, theirs.start)
-        assert np.array_equal(mine.end, theirs.end)
+    for restored in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert restored.to_json() == result.to_json()
+        operations, restored_operations = result.operation_spans(0), restored.operation_spans(0)
+        assert np.array_equal(operations.start, restored_operations.start)
+        assert np.array_equal(operations.end, restored_operations.end)
 
 
-def test_a_result_draws_the_same_page_again() -> None:
+def test_a_pickled_result_renders_the_same_page() -> None:
     result = simulate(Scenario.from_mapping(MAPPING))
     assert pickle.loads(pickle.dumps(result)).to_html() == result.to_html()
 
 
-def test_a_scenario_is_simulated_in_a_process_of_its_own_and_the_result_comes_back() -> None:
+def test_a_scenario_can_be_simulated_in_a_spawned_process() -> None:
     """Spawned, the process has nothing in common with this one, not even how words are hashed."""
     scenarios = [Scenario.from_mapping(MAPPING, VARIANTS[name]) for name in ("plain", "dead NIC", "shared network")]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         results = list(pool.map(simulate, scenarios))
     for scenario, result in zip(scenarios, results, strict=True):
         assert result.scenario == scenario
-        assert same_answer(result, simulate(scenario))
+        assert same_report(result, simulate(scenario))

@@ -14,7 +14,7 @@ import pytest
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.processes import iterate_completed, worker_pool
 
-PARENT = """
+PARENT_SOURCE = """
 import os, time
 from clustersim.common.processes import running
 if __name__ == "__main__":
@@ -26,41 +26,41 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_end_where_their_parent_is_killed() -> None:
+def test_workers_exit_when_their_parent_is_killed() -> None:
     """It cannot tell them any more; whoever has the pipe that it wrote to is gone when that ends."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT_SOURCE], stdout=subprocess.PIPE, text=True)
     with parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
-        ended, _, _ = select([parent.stdout], [], [], 60.0)
-        assert ended
+        readable, _, _ = select([parent.stdout], [], [], 60.0)
+        assert readable
         assert parent.stdout.read() == ""
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_said() -> None:
-    died = pytest.raises(
+def test_a_killed_worker_is_reported() -> None:
+    killed = pytest.raises(
         ClusterSimError, match=r"a worker process ended before its work was done.*--workers 1 takes less"
     )
-    with died, worker_pool(2) as pool:
+    with killed, worker_pool(2) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
-def test_what_nobody_waits_for_is_called_off() -> None:
+def test_pending_tasks_are_cancelled_when_the_iterator_is_closed() -> None:
     """And the executor, which is somebody's own, goes on."""
-    begun: list[int] = []
-    first = Event()
+    started: list[int] = []
+    release = Event()
 
-    def begin(number: int) -> None:
-        begun.append(number)
-        assert number == 0 or first.wait(60.0)
+    def start(task_id: int) -> None:
+        started.append(task_id)
+        assert task_id == 0 or release.wait(60.0)
 
-    tasks = iter([(number, partial(begin, number)) for number in range(9)])
+    tasks = iter([(task_id, partial(start, task_id)) for task_id in range(9)])
     with ThreadPoolExecutor(1) as threads:
-        done = iterate_completed(threads, 4, lambda: next(tasks, None))
-        assert next(done) == (0, None)
-        done.close()
-        first.set()
+        completed = iterate_completed(threads, 4, lambda: next(tasks, None))
+        assert next(completed) == (0, None)
+        completed.close()
+        release.set()
         assert threads.submit(len, "abc").result() == 3
-    assert set(begun) <= {0, 1}
+    assert set(started) <= {0, 1}

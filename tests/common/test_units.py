@@ -19,25 +19,25 @@ from clustersim.common.units import Dimension, format_bytes, format_number, form
         (-754.0, "-12 min 34 s"),
     ],
 )
-def test_long_times_have_two_units_and_no_carry_is_lost(seconds: float, words: str) -> None:
+def test_long_times_have_two_units_and_round_correctly(seconds: float, words: str) -> None:
     assert format_seconds(seconds) == words
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(math.inf, "inf s"), (math.nan, "nan ns"), (0.0, "0 s")])
-def test_times_that_are_no_numbers_are_still_written(seconds: float, words: str) -> None:
+def test_infinite_and_nan_times_are_formatted(seconds: float, words: str) -> None:
     assert format_seconds(seconds) == words
 
 
-def test_what_is_large_has_no_exponent() -> None:
+def test_large_numbers_have_no_exponent() -> None:
     assert format_number(8.258e4) == "82,580"
     assert format_number(2.602156e6) == "2,602,000"
 
 
 @pytest.mark.parametrize("seconds", [1.5e-9, 2.5e-6, 0.125, 1.0, 119.5])
-def test_short_times_are_read_back(seconds: float) -> None:
+def test_formatted_short_times_parse_back(seconds: float) -> None:
     assert parse_quantity(format_seconds(seconds), Dimension.TIME) == pytest.approx(seconds, rel=1e-3)
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**10, 80 * 2.0**30, 1023 * 2.0**30, 3.5 * 2.0**40])
-def test_sizes_are_read_back(size: float) -> None:
+def test_formatted_sizes_parse_back(size: float) -> None:
     assert parse_quantity(format_bytes(size), Dimension.SIZE) == size

@@ -31,24 +31,26 @@ def spread(seconds: float, dispersion: float = 0.0) -> TimeStatistics:
     return TimeStatistics(seconds, seconds * (1.0 - dispersion), seconds * (1.0 + dispersion), 20)
 
 
-def product(shape: MatmulShape, dtype: DType = DType.BF16) -> Kernel:
+def matmul_kernel(shape: MatmulShape, dtype: DType = DType.BF16) -> Kernel:
     m, n, k = shape.m, shape.n, shape.k
-    moved = dtype.bytes * shape.batch * (m * k + k * n + m * n)
-    return Kernel("matmul", KernelKind.MATMUL, dtype, 2.0 * shape.batch * m * n * k, float(moved), shape)
+    moved_bytes = dtype.bytes * shape.batch * (m * k + k * n + m * n)
+    return Kernel("matmul", KernelKind.MATMUL, dtype, 2.0 * shape.batch * m * n * k, float(moved_bytes), shape)
 
 
-def attention(shape: AttentionShape) -> Kernel:
+def attention_kernel(shape: AttentionShape) -> Kernel:
     scores = shape.batch * shape.heads * shape.query * shape.key * (0.5 if shape.causal else 1.0)
-    moved = 8.0 * shape.batch * shape.heads * shape.query * shape.head_dim
-    return Kernel("attention", KernelKind.ATTENTION_FORWARD, DType.BF16, 4.0 * scores * shape.head_dim, moved, shape)
+    moved_bytes = 8.0 * shape.batch * shape.heads * shape.query * shape.head_dim
+    return Kernel(
+        "attention", KernelKind.ATTENTION_FORWARD, DType.BF16, 4.0 * scores * shape.head_dim, moved_bytes, shape
+    )
 
 
-def streamed(rows: int, width: int, routine: MemoryBoundOp = MemoryBoundOp.RMSNORM) -> Kernel:
+def norm_kernel(rows: int, width: int, routine: MemoryBoundOp = MemoryBoundOp.RMSNORM) -> Kernel:
     shape = MemoryBoundShape(routine, rows, width, fused=True)
     return Kernel("norm", KernelKind.NORM, DType.BF16, 0.0, 4.0 * rows * width, shape)
 
 
-def row(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> KernelSample:
+def kernel_sample(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> KernelSample:
     assert kernel.shape is not None
     return KernelSample(
         kernel.name,
@@ -62,12 +64,16 @@ def row(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> KernelSample
     )
 
 
-def measured(kernels: Sequence[Kernel], law: Callable[[Kernel], float], dispersion: float = 0.0) -> CalibrationRecord:
+def record_of(
+    kernels: Sequence[Kernel], kernel_seconds: Callable[[Kernel], float], dispersion: float = 0.0
+) -> CalibrationRecord:
     """The record of kernels that take what a law says."""
-    return CalibrationRecord(DEVICE, CONDITIONS, tuple(row(kernel, law(kernel), dispersion) for kernel in kernels))
+    return CalibrationRecord(
+        DEVICE, CONDITIONS, tuple(kernel_sample(kernel, kernel_seconds(kernel), dispersion) for kernel in kernels)
+    )
 
 
-def fit(accelerator: Accelerator = H100, **left_out: float) -> KernelFit:
+def kernel_fit_of(accelerator: Accelerator = H100, **errors: float) -> KernelFit:
     """The accelerator's own constants as a fit, with residuals by family (`_` for spaces)."""
     return KernelFit(
         peak=dict(accelerator.peak),
@@ -75,18 +81,18 @@ def fit(accelerator: Accelerator = H100, **left_out: float) -> KernelFit:
         compute_units=accelerator.compute_units,
         efficiency=replace(accelerator.efficiency, published=False),
         factors={},
-        residuals={name.replace("_", " "): FitResidual(10, error / 2.0, error) for name, error in left_out.items()},
+        residuals={name.replace("_", " "): FitResidual(10, error / 2.0, error) for name, error in errors.items()},
     )
 
 
-def calls(
+def collective_samples(
     seconds: dict[float, float], ranks: int = 8, nodes: int = 1, collective: CollectiveType = CollectiveType.ALL_REDUCE
 ) -> tuple[CollectiveSample, ...]:
     """Rows of one collective by payload."""
     return tuple(
-        CollectiveSample(CollectiveCall(collective, size, ranks, nodes), spread(item)) for size, item in seconds.items()
+        CollectiveSample(CollectiveCall(collective, size, ranks, nodes), spread(time)) for size, time in seconds.items()
     )
 
 
-def line(alpha: float, beta: float, left_out: float, ranks: int = 8, nodes: int = 1) -> CollectiveFit:
-    return CollectiveFit(CollectiveType.ALL_REDUCE, ranks, nodes, alpha, beta, FitResidual(5, left_out / 2.0, left_out))
+def collective_fit(alpha: float, beta: float, error: float, ranks: int = 8, nodes: int = 1) -> CollectiveFit:
+    return CollectiveFit(CollectiveType.ALL_REDUCE, ranks, nodes, alpha, beta, FitResidual(5, error / 2.0, error))

@@ -17,54 +17,59 @@ ENDS = LinkEndpoints(
 """Links 0, 1: NICs up to the leaf; 2: down again; 3: the leaf up to the spine."""
 
 
-def table(uplink: float, second: float = 1.0) -> LinkTable:
+def table(uplink_bandwidth: float, second_bandwidth: float = 1.0) -> LinkTable:
     """NICs of bandwidth 1 (the second may have another), one uplink."""
-    bandwidth = np.array([1.0, second, 1.0, uplink])
+    bandwidth = np.array([1.0, second_bandwidth, 1.0, uplink_bandwidth])
     return LinkTable(np.array([NIC, NIC, NIC, LEAF]), bandwidth, np.zeros(4), np.zeros(4, dtype=np.int64))
 
 
-def sent(links: LinkTable, *flows: tuple[int, float]) -> LinkLoadMatrix:
+def link_loads(links: LinkTable, *flows: tuple[int, float]) -> LinkLoadMatrix:
     """Groups that send bytes from a NIC up to the spine, one each."""
     entries = [(group, link, size) for group, (nic, size) in enumerate(flows) for link in (nic, 3)]
     group, link, size = (np.array(column) for column in zip(*entries, strict=True))
     return LinkLoadMatrix(group, link, size / links.bandwidth[link])
 
 
-def kept(links: LinkTable, *crossings: LinkLoadMatrix) -> Sequence[bool]:
-    found: list[bool] = bottleneck_link_mask(crossings, links, ENDS).tolist()
-    return found
+def kept_links(links: LinkTable, *loads: LinkLoadMatrix) -> Sequence[bool]:
+    is_kept: list[bool] = bottleneck_link_mask(loads, links, ENDS).tolist()
+    return is_kept
 
 
-def test_an_uplink_that_carries_what_the_nics_below_bring_cannot_decide() -> None:
-    links = table(uplink=2.0)
-    assert kept(links, sent(links, (0, 1.0), (1, 1.0))) == [True, True, False, False]
+def test_an_uplink_as_fast_as_the_nics_below_is_no_bottleneck() -> None:
+    links = table(uplink_bandwidth=2.0)
+    assert kept_links(links, link_loads(links, (0, 1.0), (1, 1.0))) == [True, True, False, False]
 
 
 @pytest.mark.parametrize("uplink", [1.0, 1.99])
-def test_one_that_carries_less_can(uplink: float) -> None:
+def test_an_uplink_slower_than_the_nics_below_is_a_bottleneck(uplink: float) -> None:
     links = table(uplink)
-    assert kept(links, sent(links, (0, 1.0), (1, 1.0))) == [True, True, False, True]
+    assert kept_links(links, link_loads(links, (0, 1.0), (1, 1.0))) == [True, True, False, True]
 
 
-def test_nics_that_nobody_uses_bring_nothing() -> None:
+def test_unused_nics_do_not_load_the_uplink() -> None:
     """One NIC of two sends: an uplink of its bandwidth is enough."""
-    links = table(uplink=1.0)
-    assert kept(links, sent(links, (0, 1.0))) == [True, False, False, False]
+    links = table(uplink_bandwidth=1.0)
+    assert kept_links(links, link_loads(links, (0, 1.0))) == [True, False, False, False]
 
 
 def test_nics_count_by_their_bandwidth() -> None:
     """At full speed 1 and 3 s per second come to 4: as much as the uplink carries."""
-    links = table(uplink=4.0, second=3.0)
-    assert kept(links, sent(links, (0, 1.0), (1, 1.0)))[3] is False
-    assert kept(table(uplink=3.9, second=3.0), sent(table(3.9, 3.0), (0, 1.0), (1, 1.0)))[3] is True
+    links = table(uplink_bandwidth=4.0, second_bandwidth=3.0)
+    assert kept_links(links, link_loads(links, (0, 1.0), (1, 1.0)))[3] is False
+    assert (
+        kept_links(table(uplink_bandwidth=3.9, second_bandwidth=3.0), link_loads(table(3.9, 3.0), (0, 1.0), (1, 1.0)))[
+            3
+        ]
+        is True
+    )
 
 
-def test_what_comes_from_elsewhere_may_fill_an_uplink() -> None:
+def test_traffic_that_bypasses_the_nics_makes_an_uplink_a_bottleneck() -> None:
     """A group that keeps the uplink busy and no NIC below it: nothing bounds what it sends."""
-    links = table(uplink=2.0)
-    other = LinkLoadMatrix(np.array([0]), np.array([3]), np.array([0.1]))
-    assert kept(links, sent(links, (0, 1.0), (1, 1.0)), other)[3] is True
+    links = table(uplink_bandwidth=2.0)
+    bypassing = LinkLoadMatrix(np.array([0]), np.array([3]), np.array([0.1]))
+    assert kept_links(links, link_loads(links, (0, 1.0), (1, 1.0)), bypassing)[3] is True
 
 
-def test_links_that_nobody_crosses_are_left_out() -> None:
-    assert kept(table(uplink=0.5)) == [False] * 4
+def test_unused_links_are_dropped() -> None:
+    assert kept_links(table(uplink_bandwidth=0.5)) == [False] * 4

@@ -19,13 +19,13 @@ from clustersim.program.task import CollectiveType, CommOp
 NODE = NodeSpec(8, Port(64e9, 5e-7), NvlinkSpec(8, Port(450e9, 5e-7)), None, NicSpec(8, Port(50e9, 5e-7)))
 
 
-def pod(gpus: int, oversubscription: float = 1.0) -> ClosFabric:
+def pod_fabric(gpus: int, oversubscription: float = 1.0) -> ClosFabric:
     """H100 nodes, four to a leaf unit."""
     network = NetworkSpec(LeafSpec(4, 8, 2e-7, oversubscription), SpreadEcmp(), SpineSpec(1024, 2e-7))
     return ClosFabric(NODE, network, gpus)
 
 
-def roles(gpus: int) -> dict[str, ProcessGroups]:
+def rank_groups(gpus: int) -> dict[str, ProcessGroups]:
     ranks = np.arange(gpus)
     members = {
         "tp": ranks.reshape(-1, 8),
@@ -34,20 +34,27 @@ def roles(gpus: int) -> dict[str, ProcessGroups]:
         "world": ranks[None],
         "pp_next": np.stack([ranks, np.roll(ranks, -8)], axis=1),
     }
-    return {role: ProcessGroups(role, array, ordered=role == "pp_next") for role, array in members.items()}
+    return {
+        comm_group: ProcessGroups(comm_group, array, ordered=comm_group == "pp_next")
+        for comm_group, array in members.items()
+    }
 
 
-def cost(gpus: int = 64, oversubscription: float = 1.0, library: str = "nccl", **overrides: str) -> CollectiveCost:
-    chosen = NcclOverrides(forced={CollectiveType(kind): name for kind, name in overrides.items()})
-    return CollectiveCost(pod(gpus, oversubscription), chosen.apply_to(load_library(library)), roles(gpus))
+def collective_cost(
+    gpus: int = 64, oversubscription: float = 1.0, library: str = "nccl", **overrides: str
+) -> CollectiveCost:
+    nccl_overrides = NcclOverrides(forced={CollectiveType(kind): name for kind, name in overrides.items()})
+    return CollectiveCost(
+        pod_fabric(gpus, oversubscription), nccl_overrides.apply_to(load_library(library)), rank_groups(gpus)
+    )
 
 
-def exchange(kind: CollectiveType, role: str, payload: float) -> CommOp:
-    return CommOp("x", kind, role, payload)
+def comm_op(kind: CollectiveType, comm_group: str, payload: float) -> CommOp:
+    return CommOp("x", kind, comm_group, payload)
 
 
-def test_every_group_of_the_role_gets_a_time():
-    timing = cost().time_comm_op(exchange(CollectiveType.ALL_REDUCE, "tp", 1e8))
+def test_every_group_gets_a_time():
+    timing = collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "tp", 1e8))
     assert timing.seconds.shape == (8,)
     assert timing.seconds == pytest.approx(timing.seconds[0])
     assert timing.tier == "nvlink"
@@ -55,17 +62,17 @@ def test_every_group_of_the_role_gets_a_time():
 
 
 def test_a_group_of_one_takes_no_time():
-    timing = cost().time_comm_op(exchange(CollectiveType.ALL_REDUCE, "one", 1e9))
+    timing = collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "one", 1e9))
     assert timing.seconds.tolist() == [0.0] * 64
 
 
 def test_small_payloads_are_bound_by_latency_and_large_by_bandwidth():
-    model = cost()
-    assert model.time_comm_op(exchange(CollectiveType.ALL_GATHER, "dp", 8.0)).bottleneck is Bottleneck.LATENCY
-    assert model.time_comm_op(exchange(CollectiveType.ALL_GATHER, "dp", 1e10)).bottleneck is Bottleneck.BANDWIDTH
+    model = collective_cost()
+    assert model.time_comm_op(comm_op(CollectiveType.ALL_GATHER, "dp", 8.0)).bottleneck is Bottleneck.LATENCY
+    assert model.time_comm_op(comm_op(CollectiveType.ALL_GATHER, "dp", 1e10)).bottleneck is Bottleneck.BANDWIDTH
 
 
-GATHERING = [
+COLLECTIVES = [
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_GATHER,
     CollectiveType.REDUCE_SCATTER,
@@ -73,55 +80,62 @@ GATHERING = [
 ]
 
 
-@pytest.mark.parametrize("kind", GATHERING)
+@pytest.mark.parametrize("kind", COLLECTIVES)
 @pytest.mark.parametrize(("role", "port"), [("tp", 450e9), ("dp", 50e9)])
 def test_no_port_runs_above_its_rate(kind, role, port):
     """In groups of 8, each rank must send or take in at least 7/8 of the payload through its port."""
-    slowest = cost().time_comm_op(exchange(kind, role, 1e10)).seconds.min()
+    slowest = collective_cost().time_comm_op(comm_op(kind, role, 1e10)).seconds.min()
     assert 7 / 8 * 1e10 / slowest <= port
 
 
-def test_sibling_groups_share_the_spine():
+def test_concurrent_groups_share_the_spine():
     """Four units of four nodes; only the last node of a unit sends to the next unit. At 1:4 it keeps its NIC's rate."""
-    clean = cost(128).time_comm_op(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
-    tight = cost(128, oversubscription=4.0).time_comm_op(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
-    assert (tight >= clean - 1e-12).all()
-    far = np.arange(128) // 8 % 4 == 3  # the last node of a unit sends to the next unit
-    assert tight[~far] == pytest.approx(clean[~far])
+    full_bandwidth = collective_cost(128).time_comm_op(comm_op(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
+    oversubscribed = (
+        collective_cost(128, oversubscription=4.0)
+        .time_comm_op(comm_op(CollectiveType.SEND_RECV, "pp_next", 1e9))
+        .seconds
+    )
+    assert (oversubscribed >= full_bandwidth - 1e-12).all()
+    crosses_spine = np.arange(128) // 8 % 4 == 3  # the last node of a unit sends to the next unit
+    assert oversubscribed[~crosses_spine] == pytest.approx(full_bandwidth[~crosses_spine])
 
 
-def test_a_spine_of_a_tenth_slows_the_only_crossing_flow_of_a_rail():
+def test_a_10_to_1_oversubscribed_spine_slows_the_only_crossing_flow():
     """One of four nodes crosses, with one NIC's rate; its leaf's uplinks have 4/10 of a NIC: 2.5 times as long."""
     payload = 1e10
-    clean = cost(128).time_comm_op(exchange(CollectiveType.SEND_RECV, "pp_next", payload)).seconds
-    tight = (
-        cost(128, oversubscription=10.0).time_comm_op(exchange(CollectiveType.SEND_RECV, "pp_next", payload)).seconds
+    full_bandwidth = collective_cost(128).time_comm_op(comm_op(CollectiveType.SEND_RECV, "pp_next", payload)).seconds
+    oversubscribed = (
+        collective_cost(128, oversubscription=10.0)
+        .time_comm_op(comm_op(CollectiveType.SEND_RECV, "pp_next", payload))
+        .seconds
     )
-    far = np.arange(128) // 8 % 4 == 3
-    assert tight[far] / clean[far] == pytest.approx(2.5, rel=0.01)
+    crosses_spine = np.arange(128) // 8 % 4 == 3
+    assert oversubscribed[crosses_spine] / full_bandwidth[crosses_spine] == pytest.approx(2.5, rel=0.01)
 
 
-def test_the_users_choice_is_taken():
-    timing = cost(all_reduce="hierarchical").time_comm_op(exchange(CollectiveType.ALL_REDUCE, "world", 1e9))
+def test_a_forced_algorithm_is_used():
+    timing = collective_cost(all_reduce="hierarchical").time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "world", 1e9))
     assert timing.algorithm.startswith("hierarchical")
 
 
-def test_answers_are_remembered_and_equal():
-    model = cost()
-    first = model.time_comm_op(exchange(CollectiveType.ALL_REDUCE, "dp", 1e8))
-    assert model.time_comm_op(exchange(CollectiveType.ALL_REDUCE, "dp", 1e8)) is first
+def test_timings_are_cached_and_equal():
+    model = collective_cost()
+    first = model.time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "dp", 1e8))
+    assert model.time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "dp", 1e8)) is first
     assert (
-        cost().time_comm_op(exchange(CollectiveType.ALL_REDUCE, "dp", 1e8)).seconds.tolist() == first.seconds.tolist()
+        collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "dp", 1e8)).seconds.tolist()
+        == first.seconds.tolist()
     )
 
 
-def test_an_unknown_role_is_refused():
+def test_an_unknown_process_group_is_rejected():
     with pytest.raises(InputError, match=r"no process groups 'dpp'; did you mean dp\?"):
-        cost().time_comm_op(exchange(CollectiveType.ALL_REDUCE, "dpp", 1.0))
+        collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "dpp", 1.0))
 
 
-def test_an_unpublished_library_says_so():
-    timing = cost(library="gloo").time_comm_op(exchange(CollectiveType.ALL_REDUCE, "tp", 1e6))
+def test_an_unpublished_library_has_roofline_provenance():
+    timing = collective_cost(library="gloo").time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "tp", 1e6))
     assert timing.provenance is Provenance.ROOFLINE
 
 
@@ -131,69 +145,73 @@ def test_every_shipped_cluster_times_every_collective(name):
     cluster = load_cluster(name)
     gpus = min(cluster.fabric.gpu_count, 1024)
     ranks = np.arange(gpus)
-    half = 2 if gpus % 2 == 0 else 1
-    members = {"near": ranks.reshape(-1, half), "far": ranks.reshape(half, -1).T, "world": ranks[None]}
-    groups = {role: ProcessGroups(role, np.ascontiguousarray(array)) for role, array in members.items()}
+    near_size = 2 if gpus % 2 == 0 else 1
+    members = {"near": ranks.reshape(-1, near_size), "far": ranks.reshape(near_size, -1).T, "world": ranks[None]}
+    groups = {
+        comm_group: ProcessGroups(comm_group, np.ascontiguousarray(array)) for comm_group, array in members.items()
+    }
     model = CollectiveCost(cluster.fabric, load_library(cluster.library), groups)
     for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
-        for role in groups:
-            if groups[role].members.shape[1] == 2 or kind is not CollectiveType.SEND_RECV:
-                small, large = (model.time_comm_op(exchange(kind, role, payload)).seconds for payload in (1e3, 1e9))
+        for comm_group in groups:
+            if groups[comm_group].members.shape[1] == 2 or kind is not CollectiveType.SEND_RECV:
+                small, large = (
+                    model.time_comm_op(comm_op(kind, comm_group, payload)).seconds for payload in (1e3, 1e9)
+                )
                 assert (small > 0).all()
                 assert (small < large).all()
 
 
-def demand(kind: CollectiveType, role: str, payload: float, **options):
-    return cost(**options).link_demand(exchange(kind, role, payload))
+def link_demand(kind: CollectiveType, comm_group: str, payload: float, **options):
+    return collective_cost(**options).link_demand(comm_op(kind, comm_group, payload))
 
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST])
-def test_groups_that_share_no_link_ask_for_what_they_take(kind):
+def test_demand_of_groups_without_shared_links_is_their_total_time(kind):
     """Rails have NICs of their own, and the spine is not oversubscribed: latency and transfer are the whole time."""
     for payload in (1e5, 1e7, 1e9):
-        asked = demand(kind, "dp", payload, gpus=32)
-        taken = cost(32).time_comm_op(exchange(kind, "dp", payload)).seconds
-        assert asked.latency + asked.transfer == pytest.approx(taken, rel=1e-12)
-        assert (asked.transfer > 0).all()
-        assert (payload * asked.crossings.seconds <= asked.transfer[asked.crossings.group]).all()
+        demanded = link_demand(kind, "dp", payload, gpus=32)
+        seconds = collective_cost(32).time_comm_op(comm_op(kind, "dp", payload)).seconds
+        assert demanded.latency + demanded.transfer == pytest.approx(seconds, rel=1e-12)
+        assert (demanded.transfer > 0).all()
+        assert (payload * demanded.crossings.seconds <= demanded.transfer[demanded.crossings.group]).all()
 
 
-def test_messages_that_share_an_uplink_ask_for_what_each_takes_alone():
+def test_demand_of_messages_sharing_an_uplink_is_uncontended():
     """Ranks 0 to 31 send to another unit, four on each uplink: together they take 4 times as long."""
     ranks = np.arange(32)
     pairs = ProcessGroups("pp_next", np.stack([ranks, ranks + 32], axis=1), ordered=True)
-    model = CollectiveCost(pod(64, 8.0), load_library("nccl"), {"pp_next": pairs})
-    asked = model.link_demand(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9))
-    taken = model.time_comm_op(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
-    assert taken - asked.latency == pytest.approx(4 * asked.transfer)
+    model = CollectiveCost(pod_fabric(64, 8.0), load_library("nccl"), {"pp_next": pairs})
+    demanded = model.link_demand(comm_op(CollectiveType.SEND_RECV, "pp_next", 1e9))
+    seconds = model.time_comm_op(comm_op(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
+    assert seconds - demanded.latency == pytest.approx(4 * demanded.transfer)
 
 
-def test_what_stays_in_one_rank_takes_no_time_and_crosses_nothing():
-    asked = demand(CollectiveType.ALL_REDUCE, "one", 1e9)
-    assert not asked.latency.any()
-    assert not asked.transfer.any()
-    assert len(asked.crossings.group) == 0
+def test_a_group_of_one_has_no_link_demand():
+    demanded = link_demand(CollectiveType.ALL_REDUCE, "one", 1e9)
+    assert not demanded.latency.any()
+    assert not demanded.transfer.any()
+    assert len(demanded.crossings.group) == 0
 
 
-def test_what_stays_on_nvlink_takes_as_long_alone_as_beside_its_siblings():
-    asked = demand(CollectiveType.ALL_REDUCE, "tp", 1e9)
-    taken = cost().time_comm_op(exchange(CollectiveType.ALL_REDUCE, "tp", 1e9)).seconds
-    assert asked.latency + asked.transfer == pytest.approx(taken, rel=1e-12)
-    assert len(asked.crossings.group) > 0
+def test_demand_within_nvlink_equals_the_contended_time():
+    demanded = link_demand(CollectiveType.ALL_REDUCE, "tp", 1e9)
+    seconds = collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "tp", 1e9)).seconds
+    assert demanded.latency + demanded.transfer == pytest.approx(seconds, rel=1e-12)
+    assert len(demanded.crossings.group) > 0
 
 
 def test_a_few_bytes_load_no_link():
-    asked = demand(CollectiveType.ALL_REDUCE, "world", 4.0)
+    demanded = link_demand(CollectiveType.ALL_REDUCE, "world", 4.0)
     assert (
-        asked.latency.tolist()
-        == cost().time_comm_op(exchange(CollectiveType.ALL_REDUCE, "world", 4.0)).seconds.tolist()
+        demanded.latency.tolist()
+        == collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "world", 4.0)).seconds.tolist()
     )
-    assert len(asked.crossings.group) == 0
+    assert len(demanded.crossings.group) == 0
 
 
-def test_exchanges_that_differ_in_payload_cross_the_same_links():
-    model = cost()
-    first, second = (model.link_demand(exchange(CollectiveType.ALL_GATHER, "dp", payload)) for payload in (1e9, 2e9))
+def test_collectives_of_different_payloads_share_one_link_load_matrix():
+    model = collective_cost()
+    first, second = (model.link_demand(comm_op(CollectiveType.ALL_GATHER, "dp", payload)) for payload in (1e9, 2e9))
     assert first.link_loads is second.link_loads
-    assert model.link_demand(exchange(CollectiveType.ALL_GATHER, "dp", 1e9)) is first
+    assert model.link_demand(comm_op(CollectiveType.ALL_GATHER, "dp", 1e9)) is first
     assert second.flow.tolist() == (2 * first.flow).tolist()

@@ -12,7 +12,7 @@ from clustersim.cost.convex_hull import is_in_convex_hull
 CUBE = np.array(list(itertools.product([0.0, 1.0], repeat=3)))
 
 
-def test_the_middle_the_corners_and_the_faces_of_a_cube_are_inside_and_no_more():
+def test_a_cube_contains_its_middle_corners_and_faces_only():
     assert is_in_convex_hull(CUBE, np.full(3, 0.5))
     assert all(is_in_convex_hull(CUBE, corner) for corner in CUBE)
     assert is_in_convex_hull(CUBE, np.array([1.0, 0.3, 0.7]))
@@ -32,13 +32,13 @@ def test_points_with_a_common_coordinate_contain_only_those_that_have_it():
     assert not is_in_convex_hull(flat, np.array([0.25, 0.25, 5.01]))
 
 
-def test_one_point_contains_itself_and_none_contain_nothing():
+def test_a_single_point_contains_itself_and_no_points_contain_nothing():
     assert is_in_convex_hull(np.array([[1.0, 2.0]]), np.array([1.0, 2.0]))
     assert not is_in_convex_hull(np.array([[1.0, 2.0]]), np.array([1.0, 2.1]))
     assert not is_in_convex_hull(np.zeros((0, 2)), np.zeros(2))
 
 
-def test_a_line_contains_what_lies_on_it_between_its_ends():
+def test_a_segment_contains_its_points_only():
     line = np.linspace([0.0, 0.0], [2.0, 4.0], 7)
     assert is_in_convex_hull(line, np.array([0.5, 1.0]))
     assert not is_in_convex_hull(line, np.array([0.5, 1.1]))
@@ -47,7 +47,7 @@ def test_a_line_contains_what_lies_on_it_between_its_ends():
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 60))
 @pytest.mark.filterwarnings("error")
-def test_means_are_inside_and_what_lies_beyond_the_farthest_is_not(seed: int, dimensions: int, count: int):
+def test_weighted_means_are_inside_and_points_past_the_farthest_are_not(seed: int, dimensions: int, count: int):
     """A linear function is never larger inside than at the point where it is largest."""
     generator = np.random.default_rng(seed)
     points = np.log(generator.integers(1, 200_000, (count, dimensions)).astype(float))

@@ -19,54 +19,56 @@ from tests.conftest import examples
 TILE, UNITS, SHARE, CALL = 128, 65, 0.5, 9e-6
 
 
-def machine(**grouped: float) -> Accelerator:
+def accelerator_with(**grouped: float) -> Accelerator:
     """One tile, no prologue, perimeter or start: a product is its waves."""
-    made = load_accelerator("h100-sxm-80gb")
-    known = {"share": SHARE, "kernel_share": SHARE, "prologue": 0.0, "edge": 0.0, "call": 0.0}
-    own = GroupedGemmEfficiency(**{**known, **grouped})
-    matmul = replace(made.efficiency.matmul, share=SHARE, prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
-    efficiency = replace(made.efficiency, matmul=matmul, grouped=own, kernel_latency=0.0, launch_interval=0.0)
-    return replace(made, compute_units=UNITS, efficiency=efficiency)
+    h100 = load_accelerator("h100-sxm-80gb")
+    defaults = {"share": SHARE, "kernel_share": SHARE, "prologue": 0.0, "edge": 0.0, "call": 0.0}
+    grouped_efficiency = GroupedGemmEfficiency(**{**defaults, **grouped})
+    matmul = replace(h100.efficiency.matmul, share=SHARE, prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
+    efficiency = replace(
+        h100.efficiency, matmul=matmul, grouped=grouped_efficiency, kernel_latency=0.0, launch_interval=0.0
+    )
+    return replace(h100, compute_units=UNITS, efficiency=efficiency)
 
 
-def products(experts: int, rows: int, grouping: Grouping = Grouping.STREAMS, width: int = 8192) -> Kernel:
+def grouped_kernel(experts: int, tokens: int, grouping: Grouping = Grouping.STREAMS, width: int = 8192) -> Kernel:
     """Forward of experts with so many rows each, whose k and outputs are a width."""
-    formats = MatmulFormats.uniform(DType.BF16)
-    linear = GroupedLinear("up", experts, experts * rows, width, width, formats, grouping=grouping)
+    matmul_formats = MatmulFormats.uniform(DType.BF16)
+    linear = GroupedLinear("up", experts, experts * tokens, width, width, matmul_formats, grouping=grouping)
     return linear.forward(mixed_precision())[0]
 
 
-def test_tiles_of_all_experts_flow_behind_one_another() -> None:
+def test_tiles_of_all_experts_share_waves() -> None:
     """66 experts of 64 tiles are 65 waves of 65 units, where one by one each takes a wave of its own."""
-    kernel = products(66, TILE, width=TILE * 64)
-    rate = machine().peak_flops(DType.BF16) * SHARE / UNITS
+    kernel = grouped_kernel(66, TILE, width=TILE * 64)
+    rate = accelerator_with().peak_flops(DType.BF16) * SHARE / UNITS
     waves = 65 * 2.0 * TILE * TILE * TILE * 64 / rate
-    memory = kernel.bytes / (machine().memory_bandwidth * machine().efficiency.memory)
-    found = Roofline(machine()).time_kernel(kernel).seconds
-    assert found == pytest.approx((waves**2 + memory**2) ** 0.5)
+    memory = kernel.bytes / (accelerator_with().memory_bandwidth * accelerator_with().efficiency.memory)
+    seconds = Roofline(accelerator_with()).time_kernel(kernel).seconds
+    assert seconds == pytest.approx((waves**2 + memory**2) ** 0.5)
 
 
-def test_many_small_products_wait_for_their_calls_and_one_kernel_does_not() -> None:
-    slow = Roofline(machine(call=CALL))
-    assert slow.time_kernel(products(64, 1, width=256)).seconds == pytest.approx(64 * CALL)
-    assert slow.time_kernel(products(64, 1, Grouping.KERNEL, width=256)).seconds < 8 * CALL
+def test_only_separate_small_matmuls_are_call_bound() -> None:
+    slow = Roofline(accelerator_with(call=CALL))
+    assert slow.time_kernel(grouped_kernel(64, 1, width=256)).seconds == pytest.approx(64 * CALL)
+    assert slow.time_kernel(grouped_kernel(64, 1, Grouping.KERNEL, width=256)).seconds < 8 * CALL
 
 
-def test_a_loop_is_one_product_for_each_expert() -> None:
+def test_a_loop_is_one_matmul_per_expert() -> None:
     formats = MatmulFormats.uniform(DType.BF16)
     loop = GroupedLinear("up", 4, 1024, 512, 256, formats, grouping=Grouping.LOOP).forward(mixed_precision())
-    alone = GroupedLinear("up", 1, 256, 512, 256, formats).forward(mixed_precision())
-    assert loop == alone * 4
+    single = GroupedLinear("up", 1, 256, 512, 256, formats).forward(mixed_precision())
+    assert loop == single * 4
     assert {kernel.kind for kernel in loop} == {KernelKind.MATMUL}
 
 
-def test_a_power_limit_slows_only_what_is_faster_than_it_leaves() -> None:
+def test_a_power_limit_slows_only_matmuls_above_the_sustained_rate() -> None:
     """Products sustain 0.8 of 0.5: experts' at 0.3 stay as they are, those at 0.5 take 1.25 times as long."""
-    kernel = products(8, 8192)
-    slow, same = machine(share=0.3), machine()
+    kernel = grouped_kernel(8, 8192)
+    slow, fast = accelerator_with(share=0.3), accelerator_with()
     assert Roofline(slow, in_step_rate=0.8).time_kernel(kernel) == Roofline(slow).time_kernel(kernel)
-    longer = Roofline(same, in_step_rate=0.8).time_kernel(kernel).seconds / Roofline(same).time_kernel(kernel).seconds
-    assert longer == pytest.approx(1.25, rel=0.01)
+    slowdown = Roofline(fast, in_step_rate=0.8).time_kernel(kernel).seconds / Roofline(fast).time_kernel(kernel).seconds
+    assert slowdown == pytest.approx(1.25, rel=0.01)
 
 
 GROUPED = [Grouping.STREAMS, Grouping.KERNEL]
@@ -74,8 +76,8 @@ GROUPED = [Grouping.STREAMS, Grouping.KERNEL]
 
 @given(experts=st.integers(2, 64), rows=st.integers(1, 2048), grouping=st.sampled_from(GROUPED))
 @examples(40)
-def test_more_experts_or_rows_take_no_less(experts: int, rows: int, grouping: Grouping) -> None:
+def test_more_experts_or_tokens_take_no_less_time(experts: int, rows: int, grouping: Grouping) -> None:
     source = Roofline(load_accelerator("b200-sxm-180gb"))
-    once = source.time_kernel(products(experts, rows, grouping)).seconds
-    assert once <= source.time_kernel(products(experts + 1, rows, grouping)).seconds
-    assert once <= source.time_kernel(products(experts, 2 * rows, grouping)).seconds * 1.000001
+    baseline = source.time_kernel(grouped_kernel(experts, rows, grouping)).seconds
+    assert baseline <= source.time_kernel(grouped_kernel(experts + 1, rows, grouping)).seconds
+    assert baseline <= source.time_kernel(grouped_kernel(experts, 2 * rows, grouping)).seconds * 1.000001

@@ -20,129 +20,154 @@ from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.conftest import examples
-from tests.cost.records import H100, MODEL, attention, fit, measured, product, spread, streamed
+from tests.cost.records import (
+    H100,
+    MODEL,
+    attention_kernel,
+    kernel_fit_of,
+    matmul_kernel,
+    norm_kernel,
+    record_of,
+    spread,
+)
 
-LARGE = product(MatmulShape(8192, 8192, 8192))
-NORM = streamed(8192, 8192)
-OTHER_NORM = streamed(8192, 8192, MemoryBoundOp.LAYERNORM)
-FLASH = attention(AttentionShape(1, 32, 32, 4096, 4096, 128, causal=True))
+LARGE = matmul_kernel(MatmulShape(8192, 8192, 8192))
+NORM = norm_kernel(8192, 8192)
+OTHER_NORM = norm_kernel(8192, 8192, MemoryBoundOp.LAYERNORM)
+FLASH = attention_kernel(AttentionShape(1, 32, 32, 4096, 4096, 128, causal=True))
 BACKWARD = replace(FLASH, kind=KernelKind.ATTENTION_BACKWARD)
 KERNELS = (LARGE, NORM, OTHER_NORM, FLASH, BACKWARD)
 
 
-def named(kernel: Kernel) -> str:
-    known = signature_of(kernel)
-    assert known is not None
-    return family_of(known)
+def family_name(kernel: Kernel) -> str:
+    kernel_signature = signature_of(kernel)
+    assert kernel_signature is not None
+    return family_of(kernel_signature)
 
 
-def chained(record: CalibrationRecord, *factors: tuple[Kernel, float], alone: float = 1.0) -> CalibrationRecord:
+def with_in_situ_factors(
+    record: CalibrationRecord, *family_factors: tuple[Kernel, float], standalone_seconds: float = 1.0
+) -> CalibrationRecord:
     """With a chain in which families of kernels take some times what they take alone."""
     return replace(
-        record, chain=tuple(InSituSample(named(kernel), 4, alone, alone * factor) for kernel, factor in factors)
+        record,
+        chain=tuple(
+            InSituSample(family_name(kernel), 4, standalone_seconds, standalone_seconds * factor)
+            for kernel, factor in family_factors
+        ),
     )
 
 
-def alone(kernel: Kernel) -> float:
+def standalone_seconds_of(kernel: Kernel) -> float:
     return 2.0 * MODEL.time_kernel(kernel).seconds
 
 
-def timed(record: CalibrationRecord, kernel: Kernel) -> KernelTiming:
+def measured_timing(record: CalibrationRecord, kernel: Kernel) -> KernelTiming:
     return MeasuredKernels(record, H100).time_kernel(kernel)
 
 
 @given(st.lists(st.floats(0.3, 3.0), min_size=len(KERNELS), max_size=len(KERNELS)))
-def test_a_kernel_takes_the_factor_of_its_family_and_is_as_well_known(factors: Sequence[float]) -> None:
+def test_a_kernel_takes_the_in_situ_factor_of_its_family(factors: Sequence[float]) -> None:
     """Each its own: forward and backward, and two routines of one kind."""
-    record = measured(KERNELS, alone, 0.1)
-    step = chained(record, *zip(KERNELS, factors, strict=True))
+    record = record_of(KERNELS, standalone_seconds_of, 0.1)
+    in_situ_record = with_in_situ_factors(record, *zip(KERNELS, factors, strict=True))
     for kernel, factor in zip(KERNELS, factors, strict=True):
-        found, before = timed(step, kernel), timed(record, kernel)
-        assert found == replace(before, seconds=before.seconds * factor)
-        assert found.provenance is Provenance.MEASURED
+        in_situ, standalone = measured_timing(in_situ_record, kernel), measured_timing(record, kernel)
+        assert in_situ == replace(standalone, seconds=standalone.seconds * factor)
+        assert in_situ.provenance is Provenance.MEASURED
 
 
-def test_what_lies_between_and_beyond_rows_takes_its_family_s_factor_too() -> None:
+def test_interpolated_and_fitted_kernels_take_the_family_factor_too() -> None:
     """A fit is of kernels alone, so what it says takes longer in a step."""
     sizes = (1024, 8192)
-    rows = measured([product(MatmulShape(m, n, k)) for m in sizes for n in sizes for k in sizes], alone)
-    record = replace(rows, kernel_fit=fit(matmul_bf16=0.08))
+    grid_record = record_of(
+        [matmul_kernel(MatmulShape(m, n, k)) for m in sizes for n in sizes for k in sizes], standalone_seconds_of
+    )
+    record = replace(grid_record, kernel_fit=kernel_fit_of(matmul_bf16=0.08))
     for shape, provenance in ((MatmulShape(2048, 4096, 4096), Provenance.INTERPOLATED), (
         MatmulShape(4096, 4096, 16384), Provenance.FITTED)):  # fmt: skip
-        before, found = (
-            timed(calibration_record, product(shape)) for calibration_record in (record, chained(record, (LARGE, 1.3)))
+        standalone, in_situ = (
+            measured_timing(calibration_record, matmul_kernel(shape))
+            for calibration_record in (record, with_in_situ_factors(record, (LARGE, 1.3)))
         )
-        assert found == replace(before, seconds=before.seconds * 1.3)
-        assert found.provenance is provenance
+        assert in_situ == replace(standalone, seconds=standalone.seconds * 1.3)
+        assert in_situ.provenance is provenance
 
 
-def test_a_family_that_was_not_in_the_chain_takes_the_mean_of_its_kind() -> None:
+def test_a_family_without_in_situ_samples_takes_the_mean_of_its_kind() -> None:
     """Norms: 1 s alone and 2 s in the chain, 3 s and 3 s: together 5 / 4. And it is that much less sure."""
-    others = [streamed(8192, 8192, routine) for routine in (MemoryBoundOp.RMSNORM, MemoryBoundOp.LAYERNORM)]
-    wanted = replace(others[0], shape=replace(others[0].shape, backward=True))
-    record = measured([*others, wanted, LARGE], alone, 0.1)
-    chain = (InSituSample(named(others[0]), 1, 1.0, 2.0), InSituSample(named(others[1]), 1, 3.0, 3.0), *(
-        chained(record, (LARGE, 7.0), alone=100.0).chain))  # fmt: skip
-    found = timed(replace(record, chain=chain), wanted)
-    assert found.seconds == pytest.approx(alone(wanted) * 5.0 / 4.0)
-    assert found.error == pytest.approx(0.1 + 0.25)
-    assert found.provenance is Provenance.MEASURED
+    sampled = [norm_kernel(8192, 8192, routine) for routine in (MemoryBoundOp.RMSNORM, MemoryBoundOp.LAYERNORM)]
+    unsampled = replace(sampled[0], shape=replace(sampled[0].shape, backward=True))
+    record = record_of([*sampled, unsampled, LARGE], standalone_seconds_of, 0.1)
+    chain = (InSituSample(family_name(sampled[0]), 1, 1.0, 2.0), InSituSample(family_name(sampled[1]), 1, 3.0, 3.0), *(
+        with_in_situ_factors(record, (LARGE, 7.0), standalone_seconds=100.0).chain))  # fmt: skip
+    timing = measured_timing(replace(record, chain=chain), unsampled)
+    assert timing.seconds == pytest.approx(standalone_seconds_of(unsampled) * 5.0 / 4.0)
+    assert timing.error == pytest.approx(0.1 + 0.25)
+    assert timing.provenance is Provenance.MEASURED
 
 
-def test_a_kind_that_was_not_in_the_chain_takes_the_mean_of_all() -> None:
+def test_a_kind_without_in_situ_samples_takes_the_mean_of_all() -> None:
     """1 s of products takes 1.2 s, 3 s of norms 2.8 s: together as long as alone."""
-    record = measured(KERNELS, alone, 0.1)
-    rows = (InSituSample(named(LARGE), 1, 1.0, 1.2), InSituSample(named(NORM), 1, 3.0, 3.0 * 1.2))
-    assert mean_factor(rows) == pytest.approx(1.2)
-    assert timed(replace(record, chain=rows), FLASH).seconds == pytest.approx(1.2 * alone(FLASH))
+    record = record_of(KERNELS, standalone_seconds_of, 0.1)
+    samples = (InSituSample(family_name(LARGE), 1, 1.0, 1.2), InSituSample(family_name(NORM), 1, 3.0, 3.0 * 1.2))
+    assert mean_factor(samples) == pytest.approx(1.2)
+    assert measured_timing(replace(record, chain=samples), FLASH).seconds == pytest.approx(
+        1.2 * standalone_seconds_of(FLASH)
+    )
     unknown = replace(LARGE, shape=None)
-    fitted = replace(record, kernel_fit=fit(matmul_bf16=0.1))
-    assert timed(replace(fitted, chain=rows), unknown).seconds == pytest.approx(1.2 * timed(fitted, unknown).seconds)
+    fitted = replace(record, kernel_fit=kernel_fit_of(matmul_bf16=0.1))
+    assert measured_timing(replace(fitted, chain=samples), unknown).seconds == pytest.approx(
+        1.2 * measured_timing(fitted, unknown).seconds
+    )
 
 
 @given(st.sampled_from(KERNELS))
-def test_without_a_chain_nothing_changes(kernel: Kernel) -> None:
+def test_without_in_situ_samples_nothing_changes(kernel: Kernel) -> None:
     """To the last digit: kernels, and the pace of published steps."""
-    record = measured(KERNELS, alone, 0.1)
-    timing = timed(record, kernel)
+    record = record_of(KERNELS, standalone_seconds_of, 0.1)
+    timing = measured_timing(record, kernel)
     assert InSituFactors.from_record(record).apply(timing, kernel.kind, signature_of(kernel)) == timing
-    pace = TrainingDerating(sustained_ratio=0.9, gpu_spread=0.02, flash2_slowdown=1.5)
-    assert unmeasured_effects(pace, record) == unmeasured_effects(pace, None) == pace
+    derating = TrainingDerating(sustained_ratio=0.9, gpu_spread=0.02, flash2_slowdown=1.5)
+    assert unmeasured_effects(derating, record) == unmeasured_effects(derating, None) == derating
 
 
-def test_launches_are_the_host_s_and_take_no_factor() -> None:
+def test_launch_bound_kernels_take_no_in_situ_factor() -> None:
     """4 launches of 3 us: more than 5 us of a kernel, whatever the chain makes of it, until that is longer."""
     kernel = replace(NORM, launches=4)
-    record = replace(measured([kernel], lambda _: 5e-6), launch_interval=3e-6)
+    record = replace(record_of([kernel], lambda _: 5e-6), launch_interval=3e-6)
     for factor, seconds in ((0.5, 12e-6), (2.0, 12e-6), (3.0, 15e-6)):
-        assert timed(chained(record, (kernel, factor)), kernel).seconds == pytest.approx(seconds)
+        assert measured_timing(with_in_situ_factors(record, (kernel, factor)), kernel).seconds == pytest.approx(seconds)
 
 
-def test_the_pace_of_published_steps_is_not_added_to_a_chain_s() -> None:
+def test_in_situ_samples_replace_the_published_step_derating() -> None:
     """Of one GPU nothing is left to add: no longer, no larger error."""
-    pace = TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05, flash2_slowdown=1.5)
-    record = chained(measured([LARGE], alone, 0.1), (LARGE, 1.1))
-    recorded = MeasuredKernels(record, H100)
-    step = SustainedKernels.from_rate(
-        recorded, recorded.model, rate=job_rate(unmeasured_effects(pace, record), 1), attention_slowdown=1.0
+    derating = TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05, flash2_slowdown=1.5)
+    record = with_in_situ_factors(record_of([LARGE], standalone_seconds_of, 0.1), (LARGE, 1.1))
+    measured_kernels = MeasuredKernels(record, H100)
+    sustained = SustainedKernels.from_rate(
+        measured_kernels,
+        measured_kernels.model,
+        rate=job_rate(unmeasured_effects(derating, record), 1),
+        attention_slowdown=1.0,
     )
-    assert step.time_kernel(LARGE) == recorded.time_kernel(LARGE)
-    assert unmeasured_effects(pace, record) == replace(pace, sustained_ratio=1.0)
+    assert sustained.time_kernel(LARGE) == measured_kernels.time_kernel(LARGE)
+    assert unmeasured_effects(derating, record) == replace(derating, sustained_ratio=1.0)
 
 
-def test_the_slowest_gpu_is_as_far_from_the_mean_as_gpus_of_the_node_differ() -> None:
+def test_the_straggler_spread_is_the_measured_gpu_spread() -> None:
     """Times of 0.97, 1.00 and 1.03 s: a standard deviation of 3 %; of one GPU alone nothing is known."""
-    pace, record = (
+    derating, record = (
         TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05),
-        chained(measured([LARGE], alone), (LARGE, 1.1)),
+        with_in_situ_factors(record_of([LARGE], standalone_seconds_of), (LARGE, 1.1)),
     )
-    gpus = tuple(GpuSample(str(place), spread(seconds)) for place, seconds in enumerate((0.97, 1.0, 1.03)))
-    assert unmeasured_effects(pace, replace(record, gpus=gpus)).gpu_spread == pytest.approx(0.03)
-    assert unmeasured_effects(pace, replace(record, gpus=gpus[:1])).gpu_spread == 0.05
-    rate = job_rate(unmeasured_effects(pace, replace(record, gpus=gpus)), 64)
+    gpus = tuple(GpuSample(str(gpu), spread(seconds)) for gpu, seconds in enumerate((0.97, 1.0, 1.03)))
+    assert unmeasured_effects(derating, replace(record, gpus=gpus)).gpu_spread == pytest.approx(0.03)
+    assert unmeasured_effects(derating, replace(record, gpus=gpus[:1])).gpu_spread == 0.05
+    rate = job_rate(unmeasured_effects(derating, replace(record, gpus=gpus)), 64)
     assert rate == pytest.approx(1.0 / (1.0 + 0.03 * slowest_deviation(64)))
     unchained = replace(record, chain=(), gpus=gpus)
-    assert unmeasured_effects(pace, unchained) == pace
+    assert unmeasured_effects(derating, unchained) == derating
 
 
 STEP = {
@@ -152,7 +177,7 @@ STEP = {
 }
 
 
-def ran(scenario: Scenario) -> Iterator[Kernel]:
+def kernels_of_step(scenario: Scenario) -> Iterator[Kernel]:
     """Every kernel of the only rank's step, as often as it runs."""
     (program,) = build_program(scenario, build_plan(scenario)).programs
     for task in program.tasks:
@@ -162,14 +187,16 @@ def ran(scenario: Scenario) -> Iterator[Kernel]:
 
 @examples(10)
 @given(st.floats(0.5, 2.0))
-def test_a_step_whose_kernels_take_k_times_as_long_takes_k_times_as_long(k: float) -> None:
+def test_step_time_is_proportional_to_the_in_situ_factor(k: float) -> None:
     """Kernels alone take what the model says, the host launches them in no time, and there is one GPU."""
-    read = Scenario.from_mapping(STEP)
-    scenario = replace(read, framework=replace(read.framework, launch_seconds=0.0, backward_launch_seconds=0.0))
-    kernels = tuple(ran(scenario))
-    record = replace(measured(kernels, lambda each: MODEL.time_kernel(each).seconds), launch_interval=0.0)
-    own = chained(record, *((kernel, k) for kernel in {named(item): item for item in kernels}.values()))
-    step = simulate(replace(scenario, cost=replace(scenario.cost, record=own)))
+    loaded = Scenario.from_mapping(STEP)
+    scenario = replace(loaded, framework=replace(loaded.framework, launch_seconds=0.0, backward_launch_seconds=0.0))
+    kernels = tuple(kernels_of_step(scenario))
+    record = replace(record_of(kernels, lambda each: MODEL.time_kernel(each).seconds), launch_interval=0.0)
+    in_situ_record = with_in_situ_factors(
+        record, *((kernel, k) for kernel in {family_name(item): item for item in kernels}.values())
+    )
+    step = simulate(replace(scenario, cost=replace(scenario.cost, record=in_situ_record)))
     assert step.step_time == pytest.approx(
         k * sum(MODEL.time_kernel(element).seconds for element in kernels), rel=1e-12
     )
@@ -181,17 +208,19 @@ def test_a_step_whose_kernels_take_k_times_as_long_takes_k_times_as_long(k: floa
     ) == (0.0, 0.0, 0.0)
 
 
-def test_an_answer_says_which_pace_was_not_measured() -> None:
+def test_a_result_states_which_rates_were_not_measured() -> None:
     """Eight GPUs wait for the slowest of them, and what is said of it depends on who knows how they differ."""
     eight = {"gpus": 8, "name": "dgx-h100"}
     scenario = Scenario.from_mapping({**STEP, "cluster": eight, "training": {"sequence": 2048, "global_batch": 8}})
-    record = measured(tuple(distinct_kernels(scenario)), alone)
-    step = chained(record, (LARGE, 1.1))
-    gpus = tuple(GpuSample(str(place), spread(seconds)) for place, seconds in enumerate((0.98, 1.0, 1.02)))
-    said = [
+    record = record_of(tuple(distinct_kernels(scenario)), standalone_seconds_of)
+    in_situ_record = with_in_situ_factors(record, (LARGE, 1.1))
+    gpus = tuple(GpuSample(str(gpu), spread(seconds)) for gpu, seconds in enumerate((0.98, 1.0, 1.02)))
+    uncertainty_texts = [
         simulate(replace(scenario, cost=replace(scenario.cost, record=calibration_record))).interval_description
-        for calibration_record in (record, step, replace(step, gpus=gpus))
+        for calibration_record in (record, in_situ_record, replace(in_situ_record, gpus=gpus))
     ]
-    assert "for the pace of a step and of the slowest GPU: from published steps, not measured here" in said[0]
-    assert "for the pace of the slowest GPU: from published steps, not measured here" in said[1]
-    assert "for the pace of the slowest GPU: as GPUs of its node differ" in said[2]
+    assert (
+        "for the pace of a step and of the slowest GPU: from published steps, not measured here" in uncertainty_texts[0]
+    )
+    assert "for the pace of the slowest GPU: from published steps, not measured here" in uncertainty_texts[1]
+    assert "for the pace of the slowest GPU: as GPUs of its node differ" in uncertainty_texts[2]

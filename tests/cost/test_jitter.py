@@ -25,7 +25,7 @@ def kurtosis(distribution: Distribution, std: float) -> float:
     return KURTOSIS.get(distribution, w**4 + 2 * w**3 + 3 * w**2 - 3)
 
 
-def drawn(distribution: Distribution, std: float) -> FloatArray:
+def drawn_factors(distribution: Distribution, std: float) -> FloatArray:
     return Jitter(std, distribution, seed=1).rank_factors(3, DRAWS)
 
 
@@ -33,14 +33,14 @@ def drawn(distribution: Distribution, std: float) -> FloatArray:
 def test_the_mean_is_what_the_distribution_says(distribution: Distribution, std: float) -> None:
     """1, or 1 + std where interruptions only ever cost time; within four standard errors std/√n."""
     mean = 1 + std if distribution is Distribution.EXPONENTIAL else 1.0
-    assert abs(drawn(distribution, std).mean() - mean) < 4 * std / sqrt(DRAWS)
+    assert abs(drawn_factors(distribution, std).mean() - mean) < 4 * std / sqrt(DRAWS)
 
 
 @pytest.mark.parametrize(("distribution", "std"), CASES)
-def test_the_deviation_is_the_one_asked_for(distribution: Distribution, std: float) -> None:
+def test_the_deviation_is_the_requested_one(distribution: Distribution, std: float) -> None:
     """Within four standard errors of a standard deviation, std √((kurtosis - 1)/n)/2."""
     error = std * sqrt((kurtosis(distribution, std) - 1) / DRAWS) / 2
-    assert abs(drawn(distribution, std).std() - std) < 4 * error
+    assert abs(drawn_factors(distribution, std).std() - std) < 4 * error
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def test_the_shape_is_that_of_the_distribution(distribution: Distribution, skewn
 
     Of n normal draws it errs by √(6/n) = 0.005; the tail of the exponential costs it about ten times as much.
     """
-    factors = drawn(distribution, 0.1)
+    factors = drawn_factors(distribution, 0.1)
     assert (((factors - factors.mean()) / factors.std()) ** 3).mean() == pytest.approx(skewness, abs=0.05)
 
 
 def test_interruptions_never_save_time() -> None:
-    assert drawn(Distribution.EXPONENTIAL, 0.5).min() >= 1.0
+    assert drawn_factors(Distribution.EXPONENTIAL, 0.5).min() >= 1.0
 
 
 def test_lognormal_factors_are_positive_however_wide() -> None:
-    assert drawn(Distribution.LOGNORMAL, 5.0).min() > 0.0
+    assert drawn_factors(Distribution.LOGNORMAL, 5.0).min() > 0.0
 
 
 @pytest.mark.parametrize("distribution", Distribution)
@@ -71,27 +71,27 @@ def test_without_deviation_nothing_varies(distribution: Distribution) -> None:
 
 @pytest.mark.parametrize("distribution", Distribution)
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 999])
-def test_the_first_kernels_vary_the_same_however_many_follow(distribution: Distribution, count: int) -> None:
+def test_the_first_factors_do_not_depend_on_the_count(distribution: Distribution, count: int) -> None:
     jitter = Jitter(0.1, distribution, seed=2)
     assert jitter.rank_factors(5, count).tolist() == jitter.rank_factors(5, 1000)[:count].tolist()
 
 
 @pytest.mark.parametrize("distribution", Distribution)
-def test_a_rank_draws_the_same_again_whoever_drew_before(distribution: Distribution) -> None:
+def test_factors_of_a_rank_do_not_depend_on_other_draws(distribution: Distribution) -> None:
     jitter = Jitter(0.1, distribution)
-    alone = jitter.rank_factors(7, 50).tolist()
+    expected = jitter.rank_factors(7, 50).tolist()
     for other in (0, 6, 8, 7):
         jitter.rank_factors(other, 100)
-    assert jitter.rank_factors(7, 50).tolist() == alone
-    assert Jitter(0.1, distribution).rank_factors(7, 50).tolist() == alone
+    assert jitter.rank_factors(7, 50).tolist() == expected
+    assert Jitter(0.1, distribution).rank_factors(7, 50).tolist() == expected
 
 
 @pytest.mark.parametrize("distribution", Distribution)
 def test_ranks_and_seeds_draw_independently(distribution: Distribution) -> None:
     """All pairs of 4 ranks at 3 seeds are uncorrelated, to five of the 1/√n by which a correlation of n draws errs."""
     draws = 20_000
-    rows = [Jitter(0.1, distribution, seed).rank_factors(rank, draws) for seed in range(3) for rank in range(4)]
-    correlation = np.corrcoef(np.stack(rows)) - np.eye(len(rows))
+    samples = [Jitter(0.1, distribution, seed).rank_factors(rank, draws) for seed in range(3) for rank in range(4)]
+    correlation = np.corrcoef(np.stack(samples)) - np.eye(len(samples))
     assert np.abs(correlation).max() < 5 / sqrt(draws)
 
 

@@ -19,29 +19,29 @@ def test_values_that_are_zero_are_zero_everywhere():
     assert (kriging.leave_one_out() == 0.0).all()
 
 
-def test_one_point_is_expected_at_its_place_with_its_noise():
+def test_a_single_point_is_shrunk_by_its_noise():
     """Weight of the only value: covariance with itself over that and the noise."""
     kriging = Kriging(np.array([[1.0, 2.0]]), np.array([0.5]))
     assert kriging.predict(np.array([1.0, 2.0])) == pytest.approx(0.5 * (LEVEL + 1.0) / (LEVEL + 1.0 + NOISE))
     assert kriging.leave_one_out().tolist() == [0.0]
 
 
-def test_a_common_level_comes_back():
+def test_a_constant_is_reproduced():
     """The level has so large a variance that hardly anything is taken off a mean of many values."""
     kriging = Kriging(GRID, np.full(len(GRID), 0.7))
     assert kriging.predict(np.array([3.3, 1.7])) == pytest.approx(0.7, rel=0.01)
     assert kriging.leave_one_out() == pytest.approx(0.7, rel=0.01)
 
 
-def test_left_out_is_what_the_others_expect():
+def test_leave_one_out_equals_the_prediction_from_the_others():
     values = np.sin(GRID[:, 0]) + 0.3 * GRID[:, 1]
     left_out = Kriging(GRID, values).leave_one_out()
-    for place in (0, 17, 44):
-        others = np.delete(np.arange(len(GRID)), place)
-        assert left_out[place] == pytest.approx(Kriging(GRID[others], values[others]).predict(GRID[place]), rel=1e-9)
+    for index in (0, 17, 44):
+        others = np.delete(np.arange(len(GRID)), index)
+        assert left_out[index] == pytest.approx(Kriging(GRID[others], values[others]).predict(GRID[index]), rel=1e-9)
 
 
-def test_many_points_are_left_out_part_by_part():
+def test_leave_one_out_in_batches_equals_the_prediction():
     generator = np.random.default_rng(3)
     points, values = generator.normal(size=(600, 3)), generator.normal(size=600)
     left_out = Kriging(points, values).leave_one_out()
@@ -49,7 +49,7 @@ def test_many_points_are_left_out_part_by_part():
     assert left_out[400] == pytest.approx(Kriging(points[others], values[others]).predict(points[400]), rel=1e-9)
 
 
-def test_smooth_values_are_met_far_better_than_by_their_mean():
+def test_smooth_values_are_predicted_far_better_than_by_the_mean():
     """On a grid of steps of 1, half the range: the noise that is assumed smooths a little."""
     values = 0.1 * GRID[:, 0] - 0.05 * GRID[:, 1]
     errors = np.abs(Kriging(GRID, values).leave_one_out() - values)
@@ -57,16 +57,21 @@ def test_smooth_values_are_met_far_better_than_by_their_mean():
 
 
 @pytest.mark.parametrize("accelerator", ["b200-sxm-180gb", "a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb"])
-def test_published_products_are_met_better_by_their_neighbours_than_by_the_roofline_alone(accelerator: str):
+def test_kriging_predicts_published_matmuls_better_than_the_roofline(accelerator: str):
     """Each left out. The module says by how much; what it says of all four is a mean of 0.81."""
-    rows = [row for row in matmul_samples() if row.accelerator == accelerator and row.dtype is not DType.FP8]
+    samples = [
+        sample for sample in matmul_samples() if sample.accelerator == accelerator and sample.dtype is not DType.FP8
+    ]
     model = Roofline(load_accelerator(accelerator))
-    kernels = [Kernel("", KernelKind.MATMUL, row.dtype, row.flops, row.moved_bytes, row.shape) for row in rows]
+    kernels = [
+        Kernel("", KernelKind.MATMUL, sample.dtype, sample.flops, sample.moved_bytes, sample.shape)
+        for sample in samples
+    ]
     ratios = np.log(
-        [row.seconds / model.time_kernel(kernel).seconds for row, kernel in zip(rows, kernels, strict=True)]
+        [sample.seconds / model.time_kernel(kernel).seconds for sample, kernel in zip(samples, kernels, strict=True)]
     )
-    points = np.log([(row.shape.m, row.shape.n, row.shape.k) for row in rows])
-    left_out, alone = (
-        np.abs(np.expm1(found - ratios)).mean() for found in (Kriging(points, ratios).leave_one_out(), 0.0)
+    points = np.log([(sample.shape.m, sample.shape.n, sample.shape.k) for sample in samples])
+    left_out, roofline_error = (
+        np.abs(np.expm1(predicted - ratios)).mean() for predicted in (Kriging(points, ratios).leave_one_out(), 0.0)
     )
-    assert left_out < 0.95 * alone
+    assert left_out < 0.95 * roofline_error

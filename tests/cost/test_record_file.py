@@ -37,10 +37,20 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
 )
 from clustersim.program.task import CollectiveType
-from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread
+from tests.cost.records import (
+    CONDITIONS,
+    DEVICE,
+    attention_kernel,
+    collective_fit,
+    collective_samples,
+    kernel_fit_of,
+    kernel_sample,
+    matmul_kernel,
+    spread,
+)
 
-PRODUCT = product(MatmulShape(128, 256, 512, operands=MatmulLayout.TN, accumulated=DType.FP32))
-FLASH = attention(AttentionShape(1, 8, 8, 2, 1, 8, True))
+PRODUCT = matmul_kernel(MatmulShape(128, 256, 512, operands=MatmulLayout.TN, accumulated=DType.FP32))
+FLASH = attention_kernel(AttentionShape(1, 8, 8, 2, 1, 8, True))
 ADAM = Kernel(
     "optimizer.step",
     KernelKind.OPTIMIZER,
@@ -52,14 +62,14 @@ ADAM = Kernel(
 )
 HOT = DeviceTelemetry(1410.0, 2619.0, 690.0, 71.0, ("sw_power_cap",))
 REDUCE = CollectiveCall(CollectiveType.ALL_REDUCE, 1e8, 8, 1)
-LARGE = product(MatmulShape(1 << 20, 1 << 20, 1 << 20))
+LARGE = matmul_kernel(MatmulShape(1 << 20, 1 << 20, 1 << 20))
 RECORD = CalibrationRecord(
     replace(DEVICE, cudnn="9.10", power_limit_w=700.0, ecc=False, environment={"NCCL_ALGO": "Ring"}),
     CONDITIONS,
     (
-        replace(row(PRODUCT, 1e-4, 0.02), under=HOT),
-        row(FLASH, 2e-4),
-        row(ADAM, 3e-4),
+        replace(kernel_sample(PRODUCT, 1e-4, 0.02), under=HOT),
+        kernel_sample(FLASH, 2e-4),
+        kernel_sample(ADAM, 3e-4),
         KernelSample(
             "large",
             LARGE.kind,
@@ -72,15 +82,17 @@ RECORD = CalibrationRecord(
             MeasurementOutcome.OUT_OF_MEMORY,
         ),
     ),
-    calls({1e6: 1e-3, 2e6: 2e-3}),
+    collective_samples({1e6: 1e-3, 2e6: 2e-3}),
     (CopySample("device", 1e9, spread(1e-3)),),
     (
-        InterferenceSample(row(PRODUCT, 1e-4), "copy", TimeStatistics(2e-4, 1e-4, 3e-4, 10, 1)),
-        InterferenceSample(row(PRODUCT, 1e-4), "all_reduce", spread(2e-4), REDUCE, spread(1e-3), spread(1.2e-3)),
+        InterferenceSample(kernel_sample(PRODUCT, 1e-4), "copy", TimeStatistics(2e-4, 1e-4, 3e-4, 10, 1)),
+        InterferenceSample(
+            kernel_sample(PRODUCT, 1e-4), "all_reduce", spread(2e-4), REDUCE, spread(1e-3), spread(1.2e-3)
+        ),
     ),
     launch_interval=2e-6,
-    kernel_fit=fit(matmul_bf16=0.1),
-    collective_fits=(line(1e-5, 1e9, 0.1),),
+    kernel_fit=kernel_fit_of(matmul_bf16=0.1),
+    collective_fits=(collective_fit(1e-5, 1e9, 0.1),),
     moments=(TelemetrySample(0.5, "soak", HOT),),
     chain=(InSituSample("matmul bf16", 12, 1.0e-3, 1.1e-3),),
     host=(HostLaunchSample(HostState.EAGER, 7e-6, 9e-6, (120, 240)),),
@@ -97,44 +109,44 @@ def path(tmp_path: Path) -> Path:
 def changed(path: Path, keys: list[Any], value: Any) -> Path:
     """A file of the record with one value changed, or dropped (Ellipsis)."""
     content = json.loads(record_text(RECORD))
-    place = content
+    node = content
     for key in keys[:-1]:
-        place = place[key]
+        node = node[key]
     if value is ...:
-        del place[keys[-1]]
+        del node[keys[-1]]
     else:
-        place[keys[-1]] = value
+        node[keys[-1]] = value
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
 
 
-def refusal(path: Path) -> str:
+def read_error(path: Path) -> str:
     with pytest.raises(InputError) as caught:
         read_record(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}: ")
-    assert "\n" not in said
-    return said.removeprefix(f"{path}: ")
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    assert "\n" not in text
+    return text.removeprefix(f"{path}: ")
 
 
-def test_every_part_of_a_record_comes_back(path: Path):
+def test_a_full_record_round_trips(path: Path):
     write_record(RECORD, path)
     assert read_record(path) == RECORD
 
 
-def test_what_is_left_out_of_a_file_is_as_the_record_has_it(path: Path):
+def test_missing_keys_take_the_records_defaults(path: Path):
     device = {"accelerator": DEVICE.accelerator, "name": DEVICE.name}
     conditions = {"date": "2025-01-01", "command": "clustersim calibrate", "method": "median"}
     path.write_text(json.dumps({"version": 1, "device": device, "conditions": conditions}), encoding="utf-8")
     assert read_record(path) == CalibrationRecord(DEVICE, CONDITIONS)
 
 
-def test_a_row_is_a_line():
+def test_a_sample_is_one_line():
     lines = record_text(RECORD).splitlines()
     assert sum('"shape"' in line for line in lines) == len(RECORD.kernels) + len(RECORD.beside)
 
 
-def test_whole_numbers_stand_for_floats(path: Path):
+def test_integers_are_read_as_floats(path: Path):
     record = read_record(changed(path, ["kernels", 0, "flops"], 7))
     assert record.kernels[0].flops == 7.0
     assert isinstance(record.kernels[0].flops, float)
@@ -244,32 +256,32 @@ def test_whole_numbers_stand_for_floats(path: Path):
     ],
 )
 def test_mistakes_are_named(path: Path, keys: list[Any], value: Any, said: str):
-    assert refusal(changed(path, keys, value)) == said
+    assert read_error(changed(path, keys, value)) == said
 
 
-def test_the_same_kernel_twice_is_refused_whatever_its_name(path: Path):
+def test_duplicate_kernels_are_rejected_despite_different_names(path: Path):
     content = json.loads(record_text(RECORD))
     content["kernels"].append({**content["kernels"][1], "name": "other"})
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert refusal(path) == "kernels[4] is the same measurement as kernels[1]; keep one of them"
+    assert read_error(path) == "kernels[4] is the same measurement as kernels[1]; keep one of them"
 
 
 def test_a_truncated_file_is_refused(path: Path):
     path.write_text(record_text(RECORD)[:-20], encoding="utf-8")
-    assert refusal(path).startswith("is not valid JSON: ")
+    assert read_error(path).startswith("is not valid JSON: ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "\x00", '{"version": 1, "version": 1}'])
-def test_what_is_no_record_is_refused(path: Path, text: str):
+def test_files_that_are_no_record_are_rejected(path: Path, text: str):
     path.write_text(text, encoding="utf-8")
-    assert refusal(path)
+    assert read_error(path)
 
 
 def test_a_file_that_is_not_there_is_refused(path: Path):
-    assert "cannot be read" in refusal(path)
+    assert "cannot be read" in read_error(path)
 
 
-def test_writing_replaces_the_whole_file_or_nothing(path: Path):
+def test_writing_is_atomic(path: Path):
     write_record(RECORD, path)
     write_record(CalibrationRecord(DEVICE, CONDITIONS), path)
     assert read_record(path) == CalibrationRecord(DEVICE, CONDITIONS)
@@ -278,7 +290,7 @@ def test_writing_replaces_the_whole_file_or_nothing(path: Path):
     assert [item.name for item in path.parent.iterdir()] == ["record.json"]
 
 
-def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path: Path):
+def test_writing_through_a_symlink_keeps_it(tmp_path: Path):
     target, link = tmp_path / "there.json", tmp_path / "here.json"
     write_record(CalibrationRecord(DEVICE, CONDITIONS), target)
     link.symlink_to(target)

@@ -23,13 +23,17 @@ TILE, UNITS, K = 128, 10, 4096
 H100 = load_accelerator("h100-sxm-80gb")
 
 
-def machine(**scaled: float) -> Accelerator:
+def accelerator_with(**scaled: float) -> Accelerator:
     """One tile and no edge: 10 units, 1 TFLOP/s in all formats at a share of a half, but in blocks."""
     matmul = replace(H100.efficiency.matmul.with_uniform_fraction(0.5), prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
     plain = replace(matmul, prologues={}, starts={})
-    own = plain.with_peak_fraction(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
-    own = own.with_format_overheads(DType.FP8_BLOCKWISE, scaled.get("prologue"), scaled.get("start"))
-    efficiency = replace(H100.efficiency, matmul=own, kernel_latency=0.0, launch_interval=0.0, grouped=None)
+    matmul_efficiency = plain.with_peak_fraction(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
+    matmul_efficiency = matmul_efficiency.with_format_overheads(
+        DType.FP8_BLOCKWISE, scaled.get("prologue"), scaled.get("start")
+    )
+    efficiency = replace(
+        H100.efficiency, matmul=matmul_efficiency, kernel_latency=0.0, launch_interval=0.0, grouped=None
+    )
     return replace(
         H100,
         peak=dict.fromkeys((DType.BF16, DType.FP8, DType.FP32), 1e12),
@@ -39,62 +43,68 @@ def machine(**scaled: float) -> Accelerator:
     )
 
 
-def product(dtype: DType, tiles: int = UNITS, k: int = K) -> Kernel:
+def matmul_kernel(dtype: DType, tiles: int = UNITS, k: int = K) -> Kernel:
     shape = MatmulShape(TILE, TILE * tiles, k)
     return Kernel("x", KernelKind.MATMUL, dtype, 2.0 * shape.m * shape.n * k, 1.0, shape)
 
 
-def seconds(kernel: Kernel, accelerator: Accelerator) -> float:
+def roofline_seconds(kernel: Kernel, accelerator: Accelerator) -> float:
     return Roofline(accelerator).time_kernel(kernel).seconds
 
 
-def test_a_prologue_and_a_start_of_its_own_cost_a_format_and_no_other() -> None:
+def test_prologue_and_start_apply_to_their_format_only() -> None:
     """One wave: 2 x 128 x 128 x (4096 + 256) FLOP of ten units at half of 1 TFLOP/s, and 2 us."""
-    own = machine(prologue=256.0, start=2e-6)
+    accelerator = accelerator_with(prologue=256.0, start=2e-6)
     wave = 2.0 * TILE * TILE * UNITS / 0.5e12
-    assert seconds(product(DType.FP8_BLOCKWISE), own) == pytest.approx(wave * (K + 256) + 2e-6)
+    assert roofline_seconds(matmul_kernel(DType.FP8_BLOCKWISE), accelerator) == pytest.approx(wave * (K + 256) + 2e-6)
     for dtype in (DType.FP8, DType.FP8_ROWWISE, DType.BF16):
-        assert seconds(product(dtype), own) == pytest.approx(wave * K)
+        assert roofline_seconds(matmul_kernel(dtype), accelerator) == pytest.approx(wave * K)
 
 
 @given(st.floats(0.1, 1.0), st.integers(0, 512), st.floats(0.0, 1e-5))
 @examples(50)
-def test_no_constant_of_formats_with_scales_moves_the_others(share: float, prologue: int, start: float) -> None:
+def test_constants_of_scaled_formats_do_not_affect_others(share: float, prologue: int, start: float) -> None:
     matmul = H100.efficiency.matmul
     for dtype in LOW_PRECISION_DTYPES:
         matmul = matmul.with_peak_fraction(dtype, share).with_format_overheads(dtype, float(prologue), start)
     grouped = replace(H100.efficiency.expert_matmul, kernel_shares=dict.fromkeys(LOW_PRECISION_DTYPES, share))
     changed = replace(H100, efficiency=replace(H100.efficiency, matmul=matmul, grouped=grouped, casts=share))
     linear = GroupedLinear("up", 8, 4096, 1024, 2048, MatmulFormats.uniform(DType.BF16), grouping=Grouping.KERNEL)
-    kernels = [product(DType.BF16), product(DType.FP32), *linear.forward(mixed_precision())]
+    kernels = [matmul_kernel(DType.BF16), matmul_kernel(DType.FP32), *linear.forward(mixed_precision())]
     assert [Roofline(H100).time_kernel(kernel) for kernel in kernels] == [
         Roofline(changed).time_kernel(item) for item in kernels
     ]
 
 
-def test_experts_keep_the_distance_of_other_products_unless_one_kernel_has_a_share_of_its_own() -> None:
+def test_grouped_gemms_keep_the_dense_format_ratio_unless_calibrated() -> None:
     """Two thirds of the rate of BF16 in other products, so of experts'; or 0.4 of the peak, of one kernel."""
-    base = machine(share=1 / 3)
-    own = GroupedGemmEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
-    known = replace(base, efficiency=replace(base.efficiency, grouped=own))
-    told = replace(own, kernel_shares={DType.FP8_BLOCKWISE: 0.4})
-    said = replace(base, efficiency=replace(base.efficiency, grouped=told))
+    base = accelerator_with(share=1 / 3)
+    grouped = GroupedGemmEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
+    uncalibrated = replace(base, efficiency=replace(base.efficiency, grouped=grouped))
+    with_share = replace(grouped, kernel_shares={DType.FP8_BLOCKWISE: 0.4})
+    calibrated = replace(base, efficiency=replace(base.efficiency, grouped=with_share))
 
-    def of(accelerator: Accelerator, dtype: DType, grouping: Grouping) -> float:
+    def grouped_seconds(accelerator: Accelerator, dtype: DType, grouping: Grouping) -> float:
         formats = MatmulFormats.uniform(dtype)
         linear = GroupedLinear("up", 2, 2 * TILE, K, TILE * UNITS, formats, grouping=grouping)
-        return seconds(linear.forward(mixed_precision())[0], accelerator)
+        return roofline_seconds(linear.forward(mixed_precision())[0], accelerator)
 
     for grouping in (Grouping.STREAMS, Grouping.KERNEL):
-        wide = of(known, DType.BF16, grouping)
-        assert of(known, DType.FP8_BLOCKWISE, grouping) == pytest.approx(1.5 * wide, rel=1e-3)
-        assert of(said, DType.BF16, grouping) == wide
-    assert of(said, DType.FP8_BLOCKWISE, Grouping.STREAMS) == of(known, DType.FP8_BLOCKWISE, Grouping.STREAMS)
-    told_for = of(said, DType.FP8_BLOCKWISE, Grouping.KERNEL)
-    assert told_for == pytest.approx(of(known, DType.BF16, Grouping.KERNEL) * 0.25 / 0.4, rel=1e-3)
+        bf16_seconds = grouped_seconds(uncalibrated, DType.BF16, grouping)
+        assert grouped_seconds(uncalibrated, DType.FP8_BLOCKWISE, grouping) == pytest.approx(
+            1.5 * bf16_seconds, rel=1e-3
+        )
+        assert grouped_seconds(calibrated, DType.BF16, grouping) == bf16_seconds
+    assert grouped_seconds(calibrated, DType.FP8_BLOCKWISE, Grouping.STREAMS) == grouped_seconds(
+        uncalibrated, DType.FP8_BLOCKWISE, Grouping.STREAMS
+    )
+    calibrated_seconds = grouped_seconds(calibrated, DType.FP8_BLOCKWISE, Grouping.KERNEL)
+    assert calibrated_seconds == pytest.approx(
+        grouped_seconds(uncalibrated, DType.BF16, Grouping.KERNEL) * 0.25 / 0.4, rel=1e-3
+    )
 
 
-def test_a_cast_takes_its_bytes_over_its_part_of_what_streaming_kernels_reach() -> None:
+def test_a_cast_takes_bytes_over_its_share_of_memory_bandwidth() -> None:
     """4096 x 8192 elements, read in BF16 and written once in FP8: 3 bytes of each."""
     accelerator = replace(
         H100, efficiency=replace(H100.efficiency, casts=0.5, memory=0.8, kernel_latency=0.0, launch_interval=0.0)
@@ -103,9 +113,9 @@ def test_a_cast_takes_its_bytes_over_its_part_of_what_streaming_kernels_reach() 
         "x", OperandCast(reads=1, copies=1), (4096, 8192), high_precision=DType.BF16, low_precision=DType.FP8
     )
     expected = 3 * 4096 * 8192 / (H100.memory_bandwidth * 0.8 * 0.5)
-    assert seconds(cast, accelerator) == pytest.approx(expected)
+    assert roofline_seconds(cast, accelerator) == pytest.approx(expected)
     norm = replace(cast, kind=KernelKind.NORM, shape=None)
-    assert seconds(norm, accelerator) == pytest.approx(expected / 2)
+    assert roofline_seconds(norm, accelerator) == pytest.approx(expected / 2)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +128,6 @@ def test_a_cast_takes_its_bytes_over_its_part_of_what_streaming_kernels_reach() 
         (DType.BF16, 11008 + 8, True),
     ],
 )
-def test_rows_are_aligned_by_their_numbers_without_scales(dtype: DType, k: int, aligned: bool) -> None:
+def test_alignment_ignores_the_scales(dtype: DType, k: int, aligned: bool) -> None:
     accelerator = replace(H100, alignment=KernelAlignment(unaligned_rate=0.5, batched_unaligned_rate=0.5))
     assert alignment_rate(accelerator, dtype, MatmulShape(256, 264, k)) == (1.0 if aligned else 0.5)

@@ -26,49 +26,49 @@ SCENARIO = Scenario.from_mapping(
 KERNELS = distinct_kernels(SCENARIO)
 
 
-def made(seconds: Callable[[Kernel], Any]) -> Any:
+def synthetic_record(seconds: Callable[[Kernel], Any]) -> Any:
     return record_from_function(seconds, KERNELS, accelerator="h100-sxm-80gb", description="a rule")
 
 
-def test_each_kernel_is_asked_for_once_and_takes_what_was_said() -> None:
-    asked = []
+def test_each_kernel_is_computed_once_and_reproduced() -> None:
+    signatures = []
 
     def seconds(kernel: Kernel) -> float:
-        asked.append(signature_of(kernel))
-        return 1.0 + len(asked)
+        signatures.append(signature_of(kernel))
+        return 1.0 + len(signatures)
 
-    record = made(seconds)
-    assert len(asked) == len(set(asked)) == len(record.kernels)
-    assert None not in asked
+    record = synthetic_record(seconds)
+    assert len(signatures) == len(set(signatures)) == len(record.kernels)
+    assert None not in signatures
     assert record.origin is RecordOrigin.DERIVED
     source = MeasuredKernels(record, load_accelerator("h100-sxm-80gb"))
-    for number, row in enumerate(record.kernels):
-        timing = source.time_kernel(row.kernel)
-        assert (timing.seconds, timing.provenance) == (2.0 + number, Provenance.DERIVED)
+    for index, sample in enumerate(record.kernels):
+        timing = source.time_kernel(sample.kernel)
+        assert (timing.seconds, timing.provenance) == (2.0 + index, Provenance.DERIVED)
 
 
-def test_what_is_left_out_is_the_models(tmp_path: Any) -> None:
-    assert made(lambda _: None).kernels == ()
-    write_record(made(lambda _: None), tmp_path / "own.json")
-    assert read_record(tmp_path / "own.json") == made(lambda _: None)
+def test_kernels_without_a_time_use_the_model(tmp_path: Any) -> None:
+    assert synthetic_record(lambda _: None).kernels == ()
+    write_record(synthetic_record(lambda _: None), tmp_path / "own.json")
+    assert read_record(tmp_path / "own.json") == synthetic_record(lambda _: None)
     changed = SCENARIO.with_overrides(f"cost.record={tmp_path / 'own.json'}")
     assert simulate(changed).step_time == simulate(SCENARIO).step_time
 
 
-def raising(kernel: Kernel) -> float:
+def raise_key_error(kernel: Kernel) -> float:
     raise KeyError(kernel.kind.value)
 
 
 @pytest.mark.parametrize(
     ("seconds", "sentence"),
     [
-        (raising, r"^raising\(.*\): KeyError: "),
+        (raise_key_error, r"^raising\(.*\): KeyError: "),
         (lambda _: 0.0, "0.0 is no time above zero, in seconds; None leaves the kernel to the model"),
         (lambda _: -1, "-1 is no time above zero"),
         (lambda _: float("nan"), "nan is no time above zero"),
         (lambda _: "fast", "TypeError: "),
     ],
 )
-def test_what_is_no_time_is_refused(seconds: Callable[[Kernel], Any], sentence: str) -> None:
+def test_invalid_times_are_rejected(seconds: Callable[[Kernel], Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        made(seconds)
+        synthetic_record(seconds)

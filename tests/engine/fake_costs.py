@@ -19,20 +19,20 @@ class UnitCost:
     """One FLOP and one byte per `pace` seconds. slowness: factors of the groups of a role."""
 
     program: Program
-    slowness: Mapping[str, list[float]] = field(default_factory=dict)
-    pace: float = 1.0
+    slowdowns: Mapping[str, list[float]] = field(default_factory=dict)
+    seconds_per_unit: float = 1.0
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        return KernelTiming(kernel.flops * self.pace, Provenance.MEASURED, Bottleneck.COMPUTE)
+        return KernelTiming(kernel.flops * self.seconds_per_unit, Provenance.MEASURED, Bottleneck.COMPUTE)
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        return CommTiming(self.seconds(comm_op), Provenance.MEASURED, Bottleneck.BANDWIDTH, "unit", "link")
+        return CommTiming(self.comm_op_seconds(comm_op), Provenance.MEASURED, Bottleneck.BANDWIDTH, "unit", "link")
 
-    def seconds(self, exchange: CommOp) -> FloatArray:
-        groups = len(self.program.groups[exchange.comm_group].members)
-        factors = np.array(self.slowness.get(exchange.comm_group, [1.0] * groups))
-        return exchange.payload * self.pace * factors
+    def comm_op_seconds(self, comm_op: CommOp) -> FloatArray:
+        groups = len(self.program.groups[comm_op.comm_group].members)
+        factors = np.array(self.slowdowns.get(comm_op.comm_group, [1.0] * groups))
+        return comm_op.payload * self.seconds_per_unit * factors
 
     @property
-    def blocks(self) -> SegmentCost:
+    def segment_cost(self) -> SegmentCost:
         return SegmentCost(self.program, DeviceModels.uniform(DeviceModel(self), self.program.world_size), self)

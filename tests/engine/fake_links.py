@@ -19,10 +19,10 @@ class LinkCost:
     """routes: links of every group of a role; groups of other roles cross none. latency: before anything moves."""
 
     unit: UnitCost
-    links: int
+    link_count: int
     routes: Mapping[str, list[list[int]]]
     latency: float = 0.0
-    _crossings: dict[str, LinkLoadMatrix] = field(default_factory=dict)
+    _link_load_cache: dict[str, LinkLoadMatrix] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
@@ -31,26 +31,26 @@ class LinkCost:
     @property
     def table(self) -> LinkTable:
         """All links are equal."""
-        kind = np.full(self.links, LINK_KINDS.index(LinkKind.NIC))
-        return LinkTable(kind, np.ones(self.links), np.zeros(self.links), np.zeros_like(kind))
+        link_kinds = np.full(self.link_count, LINK_KINDS.index(LinkKind.NIC))
+        return LinkTable(link_kinds, np.ones(self.link_count), np.zeros(self.link_count), np.zeros_like(link_kinds))
 
     @property
-    def sharing(self) -> ContentionMap:
+    def contention(self) -> ContentionMap:
         """Which exchanges meet others on links."""
-        return map_contention(self.program, self, np.full(self.links, -1))
+        return map_contention(self.program, self, np.full(self.link_count, -1))
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        seconds = self.unit.seconds(comm_op)
-        crossings = self._of(comm_op.comm_group)
-        moves = np.isin(np.arange(len(seconds)), crossings.group_index)
-        latency = np.where(moves, self.latency, seconds)
-        per_byte = self.unit.seconds(replace(comm_op, payload=1.0))
-        return LinkDemand(latency, np.where(moves, seconds, 0.0), per_byte, seconds, comm_op.payload, crossings)
+        seconds = self.unit.comm_op_seconds(comm_op)
+        link_loads = self._link_load_matrix(comm_op.comm_group)
+        uses_links = np.isin(np.arange(len(seconds)), link_loads.group_index)
+        latency = np.where(uses_links, self.latency, seconds)
+        per_byte = self.unit.comm_op_seconds(replace(comm_op, payload=1.0))
+        return LinkDemand(latency, np.where(uses_links, seconds, 0.0), per_byte, seconds, comm_op.payload, link_loads)
 
-    def _of(self, role: str) -> LinkLoadMatrix:
-        if role not in self._crossings:
-            rows = self.routes.get(role, [])
-            pairs = [(row, link) for row, links in enumerate(rows) for link in links]
+    def _link_load_matrix(self, comm_group: str) -> LinkLoadMatrix:
+        if comm_group not in self._link_load_cache:
+            group_routes = self.routes.get(comm_group, [])
+            pairs = [(group_index, link) for group_index, links in enumerate(group_routes) for link in links]
             group, link = np.array(pairs, np.int64).reshape(-1, 2).T
-            self._crossings[role] = LinkLoadMatrix(group, link, np.ones(len(pairs)))
-        return self._crossings[role]
+            self._link_load_cache[comm_group] = LinkLoadMatrix(group, link, np.ones(len(pairs)))
+        return self._link_load_cache[comm_group]

@@ -14,32 +14,32 @@ WAITS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0]), max_size=5
 Log = list[tuple[float, int, int]]
 
 
-def logged(environment: simpy.Environment, waits: list[list[float]], wait: Callable[[float], simpy.Event]) -> Log:
+def run_logged(environment: simpy.Environment, waits: list[list[float]], wait: Callable[[float], simpy.Event]) -> Log:
     """Processes that wait for so long, then wake the one before them; who went on when, in this order."""
     log: Log = []
     gates = [environment.event() for _ in waits]
 
-    def process(number: int) -> simpy.events.ProcessGenerator:
-        for step, seconds in enumerate(waits[number]):
+    def process(process_id: int) -> simpy.events.ProcessGenerator:
+        for step, seconds in enumerate(waits[process_id]):
             yield wait(seconds)
-            log.append((environment.now, number, step))
-        gates[number].succeed()
-        yield gates[(number + 1) % len(gates)]
-        log.append((environment.now, number, -1))
+            log.append((environment.now, process_id, step))
+        gates[process_id].succeed()
+        yield gates[(process_id + 1) % len(gates)]
+        log.append((environment.now, process_id, -1))
 
-    for number in range(len(waits)):
-        environment.process(process(number))
+    for process_id in range(len(waits)):
+        environment.process(process(process_id))
     return log
 
 
 @given(WAITS)
-def test_events_happen_when_and_in_the_order_in_which_simpy_runs_them(waits: list[list[float]]) -> None:
-    plain, clock = simpy.Environment(), SimEnvironment()
-    expected, found = logged(plain, waits, plain.timeout), logged(clock, waits, clock.event_after)
-    plain.run()
+def test_events_run_in_simpy_order(waits: list[list[float]]) -> None:
+    reference, clock = simpy.Environment(), SimEnvironment()
+    expected, log = run_logged(reference, waits, reference.timeout), run_logged(clock, waits, clock.event_after)
+    reference.run()
     clock.run_all()
-    assert found == expected
-    assert clock.now == plain.now
+    assert log == expected
+    assert clock.now == reference.now
 
 
 def test_an_error_of_a_process_ends_the_run() -> None:
@@ -54,7 +54,7 @@ def test_an_error_of_a_process_ends_the_run() -> None:
         clock.run_all()
 
 
-def test_an_event_is_set_for_a_time_to_the_last_digit() -> None:
+def test_an_event_is_scheduled_at_an_exact_time() -> None:
     clock = SimEnvironment()
     clock.event_after(0.1)
     times: list[float] = []
@@ -63,19 +63,21 @@ def test_an_event_is_set_for_a_time_to_the_last_digit() -> None:
     assert times == [0.3]
 
 
-def test_the_end_of_an_instant_comes_behind_all_that_happens_in_it() -> None:
+def test_the_last_event_of_an_instant_runs_after_all_others() -> None:
     clock = SimEnvironment()
     log: list[tuple[float, str]] = []
 
-    def note(word: str) -> Callable[[simpy.Event], None]:
-        return lambda _: log.append((clock.now, word))
+    def log_label(label: str) -> Callable[[simpy.Event], None]:
+        return lambda _: log.append((clock.now, label))
 
     def begin(_: simpy.Event) -> None:
-        clock.end_of_instant().callbacks.append(note("last"))
-        clock.event_after(0.0).callbacks.append(lambda _: clock.event_after(0.0).callbacks.append(note("set later")))
+        clock.end_of_instant().callbacks.append(log_label("last"))
+        clock.event_after(0.0).callbacks.append(
+            lambda _: clock.event_after(0.0).callbacks.append(log_label("set later"))
+        )
 
     clock.event_after(1.0).callbacks.append(begin)
-    clock.event_at(1.0).callbacks.append(note("set before"))
-    clock.event_after(2.0).callbacks.append(note("later"))
+    clock.event_at(1.0).callbacks.append(log_label("set before"))
+    clock.event_after(2.0).callbacks.append(log_label("later"))
     clock.run_all()
     assert log == [(1.0, "set before"), (1.0, "set later"), (1.0, "last"), (2.0, "later")]

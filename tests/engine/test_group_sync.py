@@ -17,38 +17,38 @@ def groups() -> st.SearchStrategy[IntArray]:
 
 
 @st.composite
-def gathered(draw: st.DrawFn, columns: bool = False) -> tuple[IntArray, FloatArray]:
+def grouped_times(draw: st.DrawFn, columns: bool = False) -> tuple[IntArray, FloatArray]:
     """Groups of members, and their times: [members], or [members, columns]."""
     group = draw(groups())
     shape = (len(group), draw(st.integers(1, 3))) if columns else (len(group),)
     return group, draw(hnp.arrays(float, shape, elements=TIMES))
 
 
-@given(gathered())
-def test_a_group_goes_on_when_its_last_member_has_come(made: tuple[IntArray, FloatArray]) -> None:
+@given(grouped_times())
+def test_a_group_continues_at_its_latest_member(made: tuple[IntArray, FloatArray]) -> None:
     group, times = made
     latest = GroupSync.from_groups(group).group_max(times)
-    assert latest.tolist() == [max(times[group == mine]) for mine in group]
+    assert latest.tolist() == [max(times[group == group_id]) for group_id in group]
 
 
-@given(gathered(columns=True))
-def test_columns_are_met_one_by_one(made: tuple[IntArray, FloatArray]) -> None:
+@given(grouped_times(columns=True))
+def test_columns_are_synchronized_independently(made: tuple[IntArray, FloatArray]) -> None:
     group, times = made
     latest = GroupSync.from_groups(group).group_max(times)
     assert latest.shape == times.shape
     assert latest.tolist() == [times[group == mine].max(axis=0).tolist() for mine in group]
 
 
-@given(gathered())
-def test_the_one_waited_for_is_the_first_of_those_that_come_last(made: tuple[IntArray, FloatArray]) -> None:
+@given(grouped_times())
+def test_the_leader_is_the_first_of_the_latest_members(made: tuple[IntArray, FloatArray]) -> None:
     group, times = made
-    meeting = GroupSync.from_groups(group)
-    last = meeting.last_arriver(times, meeting.group_max(times))
-    for mine, found in zip(group, last, strict=True):
+    group_sync = GroupSync.from_groups(group)
+    last = group_sync.last_arriver(times, group_sync.group_max(times))
+    for mine, leader in zip(group, last, strict=True):
         members = [member for member in range(len(group)) if group[member] == mine]
-        assert found == max(members, key=lambda member: (times[member], -member))
+        assert leader == max(members, key=lambda member: (times[member], -member))
 
 
 @given(groups())
-def test_members_are_alone_where_every_group_has_one(group: IntArray) -> None:
+def test_singleton_groups_are_detected(group: IntArray) -> None:
     assert GroupSync.from_groups(group).is_trivial == (len(set(group.tolist())) == len(group))

@@ -12,19 +12,19 @@ from clustersim.program.program import Program
 from clustersim.program.task import CollectiveType
 from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
-from tests.engine.small_programs import compute, exchange, meet, program, spans
+from tests.engine.small_programs import all_reduce, compute, make_comm_op, make_program, trace_spans
 
-PAIR = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
-PAIRS = {"dp": [[0, 1]], "tp": [[0, 1]]}
+OVERLAPPED_PAIR = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
+GROUPS = {"dp": [[0, 1]], "tp": [[0, 1]]}
 
 
-def ended(made: Program, p: float, q: float, *, coalesce: bool = True) -> list[float]:
+def task_ends(program: Program, p: float, q: float, *, coalesce: bool = True) -> list[float]:
     """When tasks ended, by rank and task, where kernels take 1 + p times as long and the collective 1 + q."""
-    unit = UnitCost(made)
-    table = Interference.from_measurements({PAIR: p}, {PAIR: q})
-    cost = SegmentCost(made, DeviceModels.uniform(DeviceModel(unit, table), made.world_size), unit)
-    trace, _ = simulate_program(made, singleton_classes(made), cost, coalesce=coalesce)
-    return [end for _, _, _, end in sorted(spans(trace))]
+    unit_cost = UnitCost(program)
+    table = Interference.from_measurements({OVERLAPPED_PAIR: p}, {OVERLAPPED_PAIR: q})
+    cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(unit_cost, table), program.world_size), unit_cost)
+    trace, _ = simulate_program(program, singleton_classes(program), cost, coalesce=coalesce)
+    return [end for _, _, _, end in sorted(trace_spans(trace))]
 
 
 @pytest.mark.parametrize(
@@ -36,35 +36,37 @@ def test_kernel_and_collective_slow_each_other_until_either_ends(kernel: float, 
 
     A kernel of 1 s takes 1.25, in which 0.625 s of data move; 1.375 are left.
     """
-    made = program([[compute(kernel), meet(call)]] * 2, PAIRS)
-    assert ended(made, 0.25, 1.0) == pytest.approx(ends * 2)
-    assert ended(made, 0.25, 0.0)[1] == call, "where kernels slow nothing"
+    program = make_program([[compute(kernel), all_reduce(call)]] * 2, GROUPS)
+    assert task_ends(program, 0.25, 1.0) == pytest.approx(ends * 2)
+    assert task_ends(program, 0.25, 0.0)[1] == call, "where kernels slow nothing"
 
 
-def test_the_member_whose_kernels_slow_it_most_sets_the_pace() -> None:
+def test_the_most_slowed_member_bounds_the_collective() -> None:
     """The other computes nothing; both have the data after 4 s."""
-    made = program([[compute(4.0), meet(2.0)], [meet(2.0)]], PAIRS)
-    assert ended(made, 0.25, 1.0) == pytest.approx([4.8, 4.0, 4.0])
+    program = make_program([[compute(4.0), all_reduce(2.0)], [all_reduce(2.0)]], GROUPS)
+    assert task_ends(program, 0.25, 1.0) == pytest.approx([4.8, 4.0, 4.0])
 
 
-def test_a_collective_goes_at_its_own_pace_between_blocks_and_at_the_mean_of_one() -> None:
+def test_a_collective_runs_at_the_mean_rate_of_a_segment() -> None:
     """P = 0, q = 1. A block is a kernel of 1 s and an exchange of 1 s: data move 1/2 + 1 s in its 2 s, at 3/4.
 
     So of 3 s of data 1.5 are left at 2 s; the next block waits for them and is beside nothing.
     """
-    made = program([[compute(1.0, exchange("tp", 1.0)), meet(3.0), compute(1.0, after=(1,))]] * 2, PAIRS)
+    program = make_program(
+        [[compute(1.0, make_comm_op("tp", 1.0)), all_reduce(3.0), compute(1.0, depends_on=(1,))]] * 2, GROUPS
+    )
     for coalesce in (True, False):
-        assert ended(made, 0.0, 1.0, coalesce=coalesce) == pytest.approx([2.0, 3.5, 4.5] * 2)
+        assert task_ends(program, 0.0, 1.0, coalesce=coalesce) == pytest.approx([2.0, 3.5, 4.5] * 2)
 
 
-def test_a_pace_that_changes_is_counted_from_when_it_does() -> None:
+def test_a_rate_change_applies_from_its_time() -> None:
     """4 s of work: 1 s alone, 2 s at half its pace, and the 2 s that are left."""
     environment = SimEnvironment()
-    alone = PrivateCollective(environment, 4.0)
-    moving, found = InFlightCollective(alone.done, alone.set_rate_bound), []
-    alone.done.callbacks.append(lambda _: found.append(environment.now))
-    environment.timeout(1.0).callbacks.append(lambda _: moving.bound_rate(0, 0.5))
-    environment.timeout(2.0).callbacks.append(lambda _: moving.bound_rate(1, 0.75))
-    environment.timeout(3.0).callbacks.append(lambda _: (moving.bound_rate(0, 1.0), moving.bound_rate(1, 1.0)))
+    private = PrivateCollective(environment, 4.0)
+    in_flight, end_times = InFlightCollective(private.done, private.set_rate_bound), []
+    private.done.callbacks.append(lambda _: end_times.append(environment.now))
+    environment.timeout(1.0).callbacks.append(lambda _: in_flight.bound_rate(0, 0.5))
+    environment.timeout(2.0).callbacks.append(lambda _: in_flight.bound_rate(1, 0.75))
+    environment.timeout(3.0).callbacks.append(lambda _: (in_flight.bound_rate(0, 1.0), in_flight.bound_rate(1, 1.0)))
     environment.run_all()
-    assert found == [pytest.approx(3.0 + (4.0 - 1.0 - 1.0))]
+    assert end_times == [pytest.approx(3.0 + (4.0 - 1.0 - 1.0))]

@@ -15,28 +15,28 @@ from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.program.task import CollectiveTask, CollectiveType, Stream
 from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
-from tests.engine.small_programs import Step, compute, exchange, meet, replicated
+from tests.engine.small_programs import StreamTask, all_reduce, compute, make_comm_op, make_replicated_program
 
-SLOWED = Interference.from_measurements(
+INTERFERENCE = Interference.from_measurements(
     {(CollectiveType.ALL_REDUCE, KernelClass.COMPUTE): 1.0, (CollectiveType.ALL_TO_ALL, KernelClass.COMPUTE): 3.0}, {}
 )
 
 
-def travel(seconds: float, *, after: tuple[int, ...]) -> Step:
-    return Stream.EP, CollectiveTask(exchange("ep", seconds, CollectiveType.ALL_TO_ALL), after)
+def expert_all_to_all(seconds: float, *, depends_on: tuple[int, ...]) -> StreamTask:
+    return Stream.EP, CollectiveTask(make_comm_op("ep", seconds, CollectiveType.ALL_TO_ALL), depends_on)
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
-def test_beside_both_kernels_go_at_the_slower_pace(coalesce: bool) -> None:
+def test_the_strongest_of_two_overlapping_collectives_counts(coalesce: bool) -> None:
     """From 2 to 6 s a quarter of a second each, so 1 s is done; to 8 s another; the other 10 s alone, to 18 s."""
-    steps = [meet(8.0), compute(1.0), travel(4.0, after=(1,)), compute(4.0, 4.0, 4.0)]
-    made = replicated(steps, 2, {"dp": [[0, 1]], "ep": [[0, 1]]})
-    unit, classes = UnitCost(made), singleton_classes(made)
-    cost = SegmentCost(made, DeviceModels.uniform(DeviceModel(unit, SLOWED), 2), unit)
-    trace, written = simulate_program(made, classes, cost, coalesce=coalesce)
-    first, block = (trace.rank_events(0, Stream.COMPUTE)[place] for place in (0, 1))
-    assert (trace.end[first], trace.start[block], trace.end[block]) == (2.0, 2.0, 18.0)
-    assert trace.slowed[block] == 4.0
-    spans = OperationTraceReader(made, classes, cost, None, trace, written).rank_spans(0, {3})
+    steps = [all_reduce(8.0), compute(1.0), expert_all_to_all(4.0, depends_on=(1,)), compute(4.0, 4.0, 4.0)]
+    program = make_replicated_program(steps, 2, {"dp": [[0, 1]], "ep": [[0, 1]]})
+    unit, classes = UnitCost(program), singleton_classes(program)
+    cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(unit, INTERFERENCE), 2), unit)
+    trace, operation_log = simulate_program(program, classes, cost, coalesce=coalesce)
+    first_event, second_event = (trace.rank_events(0, Stream.COMPUTE)[index] for index in (0, 1))
+    assert (trace.end[first_event], trace.start[second_event], trace.end[second_event]) == (2.0, 2.0, 18.0)
+    assert trace.slowed[second_event] == 4.0
+    spans = OperationTraceReader(program, classes, cost, None, trace, operation_log).rank_spans(0, {3})
     assert np.allclose(spans.start, [2.0, 10.0, 14.0])
     assert np.allclose(spans.end, [10.0, 14.0, 18.0])

@@ -18,19 +18,19 @@ SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
-Printed = Callable[..., str]
+ScriptRunner = Callable[..., str]
 
 
 @pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+def run_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ScriptRunner:
     """What a script prints that is run with some options, as by python; a warning is an error."""
 
     def run(script: str, *options: str) -> str:
         monkeypatch.setattr(sys, "argv", [script, *options])
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
-        said = capsys.readouterr()
-        assert said.err == ""
-        return said.out
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out
 
     return run
 
@@ -41,14 +41,14 @@ def test_an_example_is_under_sixty_lines(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_a_scenario_fits_and_its_parts_sum_to_the_step(path: Path) -> None:
-    answer = simulate(Scenario.load(path)).to_json()
-    assert answer["fits"]
-    assert sum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
-    assert 0 < answer["mfu"] <= answer["hfu"] < 1
+def test_example_scenario_fits_and_breakdown_sums_to_step(path: Path) -> None:
+    result_json = simulate(Scenario.load(path)).to_json()
+    assert result_json["fits"]
+    assert sum(result_json["breakdown_s"].values()) == pytest.approx(result_json["step_time_s"])
+    assert 0 < result_json["mfu"] <= result_json["hfu"] < 1
 
 
-def test_the_405b_example_is_the_run_that_it_says_and_recomputes_no_more_than_it_must() -> None:
+def test_llama3_405b_layout_and_minimal_recompute() -> None:
     scenario = Scenario.load(EXAMPLES / "llama3_405b_16k.yaml")
     layout, training = scenario.layout, scenario.training
     assert (layout.tp, layout.pp, layout.dp, scenario.cluster.gpu_count) == (8, 16, 128, 16384)
@@ -58,13 +58,13 @@ def test_the_405b_example_is_the_run_that_it_says_and_recomputes_no_more_than_it
     assert not check(scenario.with_overrides("training.recompute=selective")).fits
 
 
-def test_the_405b_example_folds_to_its_pipeline_ranks_on_a_shared_network_too() -> None:
+def test_llama3_405b_symmetry_on_a_shared_network() -> None:
     """Pods hold three stages each, so that stages differ in what their messages meet, but replicas do not."""
     result = simulate(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cost.network=shared"]))
     assert (result.rank_count, result.simulated_rank_count) == (16384, 16)
 
 
-def test_deepseek_v3_is_the_papers_layout_and_takes_more_gpu_hours_than_the_papers_fp8() -> None:
+def test_deepseek_v3_layout_and_bf16_gpu_hours() -> None:
     """arXiv:2412.19437, table 1: 180 K H800 GPU hours for each trillion tokens; products in bf16 take at most twice."""
     result = simulate(Scenario.load(EXAMPLES / "deepseek_v3.yaml"))
     layout, training = result.scenario.layout, result.scenario.training
@@ -73,55 +73,57 @@ def test_deepseek_v3_is_the_papers_layout_and_takes_more_gpu_hours_than_the_pape
     hours = result.to_json()["gpu_hours_per_trillion_tokens"]
     assert hours == pytest.approx(1e12 / result.tokens_per_second * 2048 / 3600)
     assert 180e3 < hours < 360e3
-    assert any("loads of experts" in model_limitation for model_limitation in result.model_limitations)
+    assert any("loads of experts" in limitation for limitation in result.model_limitations)
 
 
 @pytest.mark.parametrize("name", ["mixtral_8x22b", "qwen3_235b"])
-def test_tokens_of_the_smaller_mixtures_stay_on_nvlink(name: str) -> None:
+def test_smaller_moe_examples_keep_ep_on_nvlink(name: str) -> None:
     scenario = Scenario.load(EXAMPLES / f"{name}.yaml")
     assert ep_fits_domains(scenario, scenario.layout.ep)
     assert not ep_fits_domains(Scenario.load(EXAMPLES / "deepseek_v3.yaml"), 64)
 
 
-def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why(printed: Printed) -> None:
-    lines = printed("ddp_scaling.py").splitlines()
+def test_ddp_scaling_example(run_script: ScriptRunner) -> None:
+    lines = run_script("ddp_scaling.py").splitlines()
     verdicts = [line for line in lines if "linear: at 1,024 GPUs" in line]
     assert len(verdicts) == 2
     assert sum(bool(re.match(r" +[\d,]+ +[\d,]+ +[\d.]+ s", line)) for line in lines) == 16
 
 
-def test_zero_states_are_the_papers(printed: Printed) -> None:
+def test_zero_memory_example_equals_the_paper(run_script: ScriptRunner) -> None:
     # Rajbhandari et al. 2020, figure 1: 16 bytes, 4 + 12/64, 2 + 14/64 and 16/64 for each of 7.5e9 parameters
-    table = printed("zero_memory.py")
-    states = [float(number) for number in re.findall(r"^\w+ +([\d.]+) GB", table, re.MULTILINE)]
+    table = run_script("zero_memory.py")
+    states = [float(text) for text in re.findall(r"^\w+ +([\d.]+) GB", table, re.MULTILINE)]
     assert states == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
 
 
-def test_bubbles_shrink_with_microbatches_and_chunks_as_the_textbook_says(printed: Printed) -> None:
-    rows = re.findall(r"^ +(\d+)  (.+?) +([\d.]+)% +([\d.]+)%$", printed("bubble.py"), re.MULTILINE)
-    assert len(rows) == 16
-    for _, _, bubble, textbook in rows:
+def test_bubble_example_equals_the_textbook(run_script: ScriptRunner) -> None:
+    table_rows = re.findall(r"^ +(\d+)  (.+?) +([\d.]+)% +([\d.]+)%$", run_script("bubble.py"), re.MULTILINE)
+    assert len(table_rows) == 16
+    for _, _, bubble, textbook in table_rows:
         assert float(bubble) == pytest.approx(float(textbook), abs=1.6)  # percent of the step
 
 
-def test_what_fits_names_the_number_of_gpus_or_says_that_none_is_enough(printed: Printed) -> None:
-    lines = printed("what_fits.py").splitlines()
+def test_what_fits_example(run_script: ScriptRunner) -> None:
+    lines = run_script("what_fits.py").splitlines()
     assert len(lines) == 6
     assert all("fits on " in line or "does not fit: even " in line for line in lines)
 
 
-def test_one_slow_gpu_costs_as_much_as_its_node_and_less_on_a_stage_with_less_to_do(
-    printed: Printed, tmp_path: Path
-) -> None:
+def test_stragglers_example(run_script: ScriptRunner, tmp_path: Path) -> None:
     """The seven others of the node are its tensor-parallel group: they wait for it in any case. Two replicas here."""
-    text = printed("stragglers.py", "--gpus", "256", "--html", str(tmp_path / "page.html"))
-    rows = re.findall(r"^(\S.*?) +[\d.]+ s +([\d.]+)% +[\d.]+ s +(\d+) +(\d+)$", text, re.MULTILINE)
-    longer = {name: float(percent) for name, percent, *_ in rows}
-    ranks = {name: (int(slow), int(simulated)) for name, _, slow, simulated in rows}
-    assert longer.pop("healthy") == 0
-    assert min(longer.values()) > 0
-    assert longer["one slow node, middle stage"] == pytest.approx(longer["one slow GPU, middle stage"], abs=0.011)
-    assert longer["one slow GPU, first stage"] < longer["one slow GPU, middle stage"] < 11.2  # 1 / 0.9
+    text = run_script("stragglers.py", "--gpus", "256", "--html", str(tmp_path / "page.html"))
+    table_rows = re.findall(r"^(\S.*?) +[\d.]+ s +([\d.]+)% +[\d.]+ s +(\d+) +(\d+)$", text, re.MULTILINE)
+    slowdown_percent = {name: float(percent) for name, percent, *_ in table_rows}
+    ranks = {name: (int(slow), int(simulated)) for name, _, slow, simulated in table_rows}
+    assert slowdown_percent.pop("healthy") == 0
+    assert min(slowdown_percent.values()) > 0
+    assert slowdown_percent["one slow node, middle stage"] == pytest.approx(
+        slowdown_percent["one slow GPU, middle stage"], abs=0.011
+    )
+    assert (
+        slowdown_percent["one slow GPU, first stage"] < slowdown_percent["one slow GPU, middle stage"] < 11.2
+    )  # 1 / 0.9
     assert ranks["one slow GPU, middle stage"][0] == 1
     assert ranks["one slow node, middle stage"][0] == 8
     assert ranks["1 % jitter of every kernel"] == (0, 256)

@@ -13,18 +13,18 @@ from clustersim.report.panels.topology import build_topology
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
-MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000}
+SMALL_MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000}
 
 
-def small(name: str) -> dict[str, Any]:
+def small_mapping(name: str) -> dict[str, Any]:
     """Two NVLink domains (or nodes), or the one that there is: tp 2, pp 2, FSDP over the rest."""
     cluster = load_cluster(name)
-    reach = 72 if "gb" in name else cluster.gpus_per_node
-    gpus = min(2 * reach, cluster.gpu_count) if name not in ("laptop", "pcie-node") else cluster.gpu_count
+    domain_size = 72 if "gb" in name else cluster.gpus_per_node
+    gpus = min(2 * domain_size, cluster.gpu_count) if name not in ("laptop", "pcie-node") else cluster.gpu_count
     precision = "bf16" if cluster.accelerator.nvlink is None or "v100" not in cluster.accelerator.name else "fp16"
     pp = 2 if gpus > 2 else 1
     return {
-        "model": MODEL,
+        "model": SMALL_MODEL,
         "cluster": {"name": name, "gpus": gpus},
         "layout": {"tp": 2, "pp": pp, "data": "fsdp"},
         "training": {"sequence": 512, "global_batch": 2 * gpus, "precision": precision, "attention": "standard"},
@@ -32,38 +32,38 @@ def small(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", data_files.list_names("clusters"))
-def test_a_small_step_runs_and_its_answer_runs_again(name: str) -> None:
-    scenario = Scenario.from_mapping(small(name))
+def test_small_step_and_result_scenario_round_trip(name: str) -> None:
+    scenario = Scenario.from_mapping(small_mapping(name))
     result = simulate(scenario)
     assert 0.0 < result.step_time < 60.0
-    again = Scenario.from_mapping(result.to_json()["scenario"])
-    assert simulate(again).step_time == result.step_time
+    reread = Scenario.from_mapping(result.to_json()["scenario"])
+    assert simulate(reread).step_time == result.step_time
     shared = simulate(scenario.with_overrides("cost.network=shared"))
     assert shared.step_time >= result.step_time * (1 - 1e-9)
     assert build_topology(scenario.cluster).tiers
 
 
 @pytest.mark.parametrize("name", data_files.list_names("clusters"))
-def test_it_comes_back_from_networkx_as_the_same_graph(name: str, tmp_path: Path) -> None:
+def test_networkx_round_trip(name: str, tmp_path: Path) -> None:
     """So what was drawn, changed or measured on the graph is of the cluster that a scenario reads."""
-    machine = load_cluster(name, small(name)["cluster"]["gpus"])
+    cluster = load_cluster(name, small_mapping(name)["cluster"]["gpus"])
     path = tmp_path / "copy.json"
-    path.write_text(json.dumps(nx.node_link_data(machine.to_graph(), edges="edges")), encoding="utf-8")
-    again = load_cluster(str(path))
-    assert nx.utils.graphs_equal(again.to_graph(), machine.to_graph())
-    assert (again.gpu_count, again.gpus_per_node) == (machine.gpu_count, machine.gpus_per_node)
-    assert (again.accelerator, again.library, again.host_memory) == (
-        machine.accelerator,
-        machine.library,
-        machine.host_memory,
+    path.write_text(json.dumps(nx.node_link_data(cluster.to_graph(), edges="edges")), encoding="utf-8")
+    reread = load_cluster(str(path))
+    assert nx.utils.graphs_equal(reread.to_graph(), cluster.to_graph())
+    assert (reread.gpu_count, reread.gpus_per_node) == (cluster.gpu_count, cluster.gpus_per_node)
+    assert (reread.accelerator, reread.library, reread.host_memory) == (
+        cluster.accelerator,
+        cluster.library,
+        cluster.host_memory,
     )
 
 
 @pytest.mark.parametrize("name", ["dgx-v100", "mi300x"])
 @pytest.mark.parametrize("layout", [{"tp": 4, "pp": 2}, {"tp": 2, "pp": 2, "data": "fsdp"}])
-def test_ranks_fold_where_links_of_pairs_differ(name: str, layout: dict[str, Any]) -> None:
+def test_symmetry_with_heterogeneous_links(name: str, layout: dict[str, Any]) -> None:
     """GPUs 0 and 4 of a DGX-1 have two links, 2 and 6 one; whether ranks are alike is proved from what they cost."""
-    plan = small(name) | {"layout": layout, "cost": {"network": "shared"}}
+    plan = small_mapping(name) | {"layout": layout, "cost": {"network": "shared"}}
     scenario = Scenario.from_mapping(plan)
     folded = simulate(scenario).step_time
     for change in ("cost.symmetry=off", "cost.coalesce=false"):

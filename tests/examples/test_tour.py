@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TOUR = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))
+TOUR_NOTEBOOK = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))
 
-KERNEL = """
+RUNNER_SCRIPT = """
 import ast, json, sys
 
 names = {"__name__": "__main__"}
@@ -24,21 +24,21 @@ for source in json.load(sys.stdin):
 """
 
 
-def cells(kind: str) -> list[dict[str, Any]]:
-    return [cell for cell in TOUR["cells"] if cell["cell_type"] == kind]
+def notebook_cells(cell_type: str) -> list[dict[str, Any]]:
+    return [cell for cell in TOUR_NOTEBOOK["cells"] if cell["cell_type"] == cell_type]
 
 
-def test_it_is_kept_without_outputs() -> None:
-    assert (TOUR["nbformat"], TOUR["nbformat_minor"]) == (4, 5)
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells("code"))
-    assert len({cell["id"] for cell in TOUR["cells"]}) == len(TOUR["cells"])
-    assert len(cells("markdown")) > len(cells("code")) / 2
+def test_notebook_is_stored_without_outputs() -> None:
+    assert (TOUR_NOTEBOOK["nbformat"], TOUR_NOTEBOOK["nbformat_minor"]) == (4, 5)
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in notebook_cells("code"))
+    assert len({cell["id"] for cell in TOUR_NOTEBOOK["cells"]}) == len(TOUR_NOTEBOOK["cells"])
+    assert len(notebook_cells("markdown")) > len(notebook_cells("code")) / 2
 
 
-def test_its_cells_run_in_order_and_say_what_they_promise(tmp_path: Path) -> None:
-    sources = ["".join(cell["source"]) for cell in cells("code")]
+def test_notebook_cells_run_in_order(tmp_path: Path) -> None:
+    sources = ["".join(cell["source"]) for cell in notebook_cells("code")]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", KERNEL],
+        [sys.executable, "-W", "error", "-c", RUNNER_SCRIPT],
         input=json.dumps(sources), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -46,9 +46,9 @@ def test_its_cells_run_in_order_and_say_what_they_promise(tmp_path: Path) -> Non
     assert re.match(r"fits: True, \d+ of 80 GiB\n", text)
     assert "shown: <iframe" in text  # the result, with its timeline
     step = re.search(r"([\d.]+) s a step", text)
-    parts = re.findall(r"^[a-z -]+ ([\d.]+) s +[\d.]+%$", text, re.MULTILINE)
+    category_seconds = re.findall(r"^[a-z -]+ ([\d.]+) s +[\d.]+%$", text, re.MULTILINE)
     assert step is not None
-    assert abs(sum(map(float, parts)) - float(step[1])) < 0.01  # rounded to milliseconds
+    assert abs(sum(map(float, category_seconds)) - float(step[1])) < 0.01  # rounded to milliseconds
     searched = re.search(r"(\d+) layouts, (\d+) simulated\n +([\d.]+) s", text)
     assert searched is not None
     assert 0 < int(searched[2]) <= int(searched[1])

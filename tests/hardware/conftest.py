@@ -35,10 +35,12 @@ MESH_NODE = NodeSpec(
 RACK_DOMAIN = NodeSpec(2, pcie=PCIE, nvlink=NvlinkSpec(6, NVLINK), nics=NicSpec(2, NIC))
 
 
-def rails(per_unit: int, rails: int, seed: int | None = None) -> NetworkSpec:
+def rail_network(nodes_per_unit: int, rail_count: int, seed: int | None = None) -> NetworkSpec:
     """Units of some nodes, pods of two units, three pods, each tier with its own latency and oversubscription."""
     ecmp = SpreadEcmp() if seed is None else HashedEcmp(seed)
-    return NetworkSpec(LeafSpec(per_unit, rails, 0.3 * US), ecmp, SpineSpec(2, 0.4 * US, 2.0), CoreSpec(3, 0.5 * US))
+    return NetworkSpec(
+        LeafSpec(nodes_per_unit, rail_count, 0.3 * US), ecmp, SpineSpec(2, 0.4 * US, 2.0), CoreSpec(3, 0.5 * US)
+    )
 
 
 MACHINES: dict[str, Callable[[], ClosFabric]] = {
@@ -47,17 +49,17 @@ MACHINES: dict[str, Callable[[], ClosFabric]] = {
     "part of a mesh": lambda: ClosFabric(
         NodeSpec(8, nvlink=NvlinkSpec(8, NVLINK, direct_links=DirectLinks.fully_connected(8))), None, 3
     ),
-    "rails of meshes, last partial": lambda: ClosFabric(MESH_NODE, rails(2, 4), 4 * 9),
+    "rails of meshes, last partial": lambda: ClosFabric(MESH_NODE, rail_network(2, 4), 4 * 9),
     "one pcie node": lambda: ClosFabric(NodeSpec(4, pcie=PCIE, host=HostBridgeSpec(2, Port(20e9, 1.0 * US))), None, 4),
-    "rails, three pods, last partial": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 9),
-    "rails, hashed": lambda: ClosFabric(NVLINK_NODE, rails(2, 4, seed=7), 4 * 9),
-    "rails, shared nics": lambda: ClosFabric(SHARED_NICS, rails(2, 2), 4 * 9),
-    "racks": lambda: ClosFabric(NVLINK_NODE, rails(2, 1), 4 * 9),
-    "racks of pcie nodes": lambda: ClosFabric(PCIE_NODE, rails(2, 1), 4 * 9),
-    "nvlink pairs in pcie nodes": lambda: ClosFabric(BRIDGED_NODE, rails(2, 1), 4 * 9),
-    "domains of three nodes": lambda: ClosFabric(RACK_DOMAIN, rails(3, 2), 2 * 14),
-    "racks, only one of them used": lambda: ClosFabric(NVLINK_NODE, rails(2, 1), 4 * 2),
-    "rails, only one pod used": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 3),
+    "rails, three pods, last partial": lambda: ClosFabric(NVLINK_NODE, rail_network(2, 4), 4 * 9),
+    "rails, hashed": lambda: ClosFabric(NVLINK_NODE, rail_network(2, 4, seed=7), 4 * 9),
+    "rails, shared nics": lambda: ClosFabric(SHARED_NICS, rail_network(2, 2), 4 * 9),
+    "racks": lambda: ClosFabric(NVLINK_NODE, rail_network(2, 1), 4 * 9),
+    "racks of pcie nodes": lambda: ClosFabric(PCIE_NODE, rail_network(2, 1), 4 * 9),
+    "nvlink pairs in pcie nodes": lambda: ClosFabric(BRIDGED_NODE, rail_network(2, 1), 4 * 9),
+    "domains of three nodes": lambda: ClosFabric(RACK_DOMAIN, rail_network(3, 2), 2 * 14),
+    "racks, only one of them used": lambda: ClosFabric(NVLINK_NODE, rail_network(2, 1), 4 * 2),
+    "rails, only one pod used": lambda: ClosFabric(NVLINK_NODE, rail_network(2, 4), 4 * 3),
     "one rack without spines": lambda: ClosFabric(
         NVLINK_NODE, NetworkSpec(LeafSpec(4, 1, 0.3 * US), SpreadEcmp()), 4 * 3
     ),

@@ -15,31 +15,31 @@ GRAPHS = {name: GraphFabric(fabric.to_graph()) for name, fabric in HEALTHY.items
 def dead_links(draw, fabrics):
     """A machine and up to four of its links, often twins."""
     fabric = fabrics[draw(st.sampled_from(sorted(fabrics)))]
-    numbers = draw(st.lists(st.integers(0, len(fabric.links.kind) - 1), min_size=1, max_size=4, unique=True))
+    link_ids = draw(st.lists(st.integers(0, len(fabric.links.kind) - 1), min_size=1, max_size=4, unique=True))
     if draw(st.booleans()):
-        twins = [fabric.link_info(number) for number in numbers]
-        numbers = sorted({*numbers, *(fabric.find_link(link.target, link.source) for link in twins)})
-    return fabric, numbers
+        links = [fabric.link_info(link_id) for link_id in link_ids]
+        link_ids = sorted({*link_ids, *(fabric.find_link(link.target, link.source) for link in links)})
+    return fabric, link_ids
 
 
-def without(fabric, numbers):
+def remaining_fractions(fabric, dead_link_ids):
     """What is left of each link where some are dead."""
-    left = np.ones(len(fabric.links.kind))
-    left[numbers] = 0.0
-    return left
+    fractions = np.ones(len(fabric.links.kind))
+    fractions[dead_link_ids] = 0.0
+    return fractions
 
 
 def all_pairs(fabric):
-    numbers = np.arange(fabric.gpu_count)
-    return np.repeat(numbers, fabric.gpu_count), np.tile(numbers, fabric.gpu_count)
+    gpus = np.arange(fabric.gpu_count)
+    return np.repeat(gpus, fabric.gpu_count), np.tile(gpus, fabric.gpu_count)
 
 
 def gpu_names(fabric):
     """Names of the GPUs in the order of their numbers."""
-    return [f"gpu{number}" for number in range(fabric.gpu_count)]
+    return [f"gpu{gpu}" for gpu in range(fabric.gpu_count)]
 
 
-def connected(graph, gpus):
+def is_strongly_connected(graph, gpus):
     """Whether networkx finds a way from every GPU to every other."""
-    reached = [{*nx.descendants(graph, gpu), gpu} for gpu in gpus]
-    return all(set(gpus) <= item for item in reached)
+    reachable = [{*nx.descendants(graph, gpu), gpu} for gpu in gpus]
+    return all(set(gpus) <= item for item in reachable)

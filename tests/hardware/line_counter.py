@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Any
 
 
-def lines_run(action: Callable[[], object]) -> int:
+def count_lines(action: Callable[[], object]) -> int:
     """Lines that run in the project's own files; what numpy does in C is one line."""
     count = 0
 
@@ -17,10 +17,10 @@ def lines_run(action: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    before = sys.gettrace()
+    previous_trace = sys.gettrace()
     sys.settrace(trace)
     try:
         action()
     finally:
-        sys.settrace(before)
+        sys.settrace(previous_trace)
     return count

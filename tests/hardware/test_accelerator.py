@@ -13,7 +13,7 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.alignment import KernelAlignment
 from clustersim.hardware.efficiency import TrainingDerating
 
-GROUPS = {
+REQUIRED_SOURCES = {
     "peak",
     "memory",
     "memory_bandwidth",
@@ -24,7 +24,7 @@ GROUPS = {
     "efficiency",
     "launch_interval",
 }
-OF_TRAINING = {"sustained", "spread"}
+TRAINING_SOURCES = {"sustained", "spread"}
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def content() -> dict[str, Any]:
     return data_files.read_mapping(data_files.find_file("accelerators", "h100-sxm-80gb"))
 
 
-def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
+def load_error(tmp_path: Path, content: dict[str, Any]) -> str:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         load_accelerator(str(path))
-    assert str(path) in str(caught.value)
-    return str(caught.value)
+    assert str(path) in str(error.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -50,29 +50,29 @@ def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
         ("grouped", "kernel_shares", {"fp8": 1.5}),
     ],
 )
-def test_constants_of_formats_are_of_formats_with_scales(
+def test_format_constants_require_scaled_formats(
     tmp_path: Path, content: dict[str, Any], section: str, key: str, value: dict[str, object]
 ) -> None:
     content["efficiency"][section][key] = value
-    said = refusal(tmp_path, content)
-    assert f"efficiency.{section}.{key}.{next(iter(value))}" in said
-    assert "mxfp8" in said or next(iter(value)) != "mxpf8"
+    message = load_error(tmp_path, content)
+    assert f"efficiency.{section}.{key}.{next(iter(value))}" in message
+    assert "mxfp8" in message or next(iter(value)) != "mxpf8"
 
 
 @pytest.mark.parametrize("name", data_files.list_names("accelerators"))
-def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_numbers(name: str) -> None:
+def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> None:
     accelerator = load_accelerator(name)
     assert accelerator.name == name
-    pace = accelerator.derating
+    in_training = accelerator.derating
     needed = (
-        GROUPS
-        | (set() if pace == TrainingDerating() else OF_TRAINING)
-        | ({"flash2"} if pace.flash2_slowdown > 1 else set())
+        REQUIRED_SOURCES
+        | (set() if in_training == TrainingDerating() else TRAINING_SOURCES)
+        | ({"flash2"} if in_training.flash2_slowdown > 1 else set())
     )
     needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
     needed |= set() if accelerator.efficiency.grouped is None else {"grouped"}
     needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_pace"}
-    needed |= set() if pace.low_precision_ratio is None else {"narrow"}
+    needed |= set() if in_training.low_precision_ratio is None else {"narrow"}
     needed |= set() if accelerator.power is None else {"power"}
     needed |= {"by_rows"} if accelerator.efficiency.matmul.by_rows else set()
     needed |= {"formats"} if accelerator.efficiency.matmul.shares else set()
@@ -81,10 +81,17 @@ def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_num
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes
 
 
-def test_the_accelerators_that_the_product_promises_are_shipped() -> None:
-    promised = {"v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm-80gb", "h100-pcie-80gb"}
-    promised |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "mi325x", "mi355x", "cpu-laptop"}
-    assert promised <= set(data_files.list_names("accelerators"))
+def test_the_documented_accelerators_are_packaged() -> None:
+    documented = {
+        "v100-sxm-32gb",
+        "a100-sxm-40gb",
+        "a100-sxm-80gb",
+        "a100-pcie-80gb",
+        "h100-sxm-80gb",
+        "h100-pcie-80gb",
+    }
+    documented |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "mi325x", "mi355x", "cpu-laptop"}
+    assert documented <= set(data_files.list_names("accelerators"))
 
 
 def test_datasheet_numbers_are_read_in_si_units() -> None:
@@ -100,14 +107,12 @@ def test_a_path_works_like_a_name_and_names_the_accelerator_after_the_file(
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content))
-    mine, shipped_one = load_accelerator(str(path)), load_accelerator("h100-sxm-80gb")
-    assert mine.name == "mine"
-    assert mine.efficiency == shipped_one.efficiency
+    from_file, packaged = load_accelerator(str(path)), load_accelerator("h100-sxm-80gb")
+    assert from_file.name == "mine"
+    assert from_file.efficiency == packaged.efficiency
 
 
-def test_without_constants_of_training_kernels_of_a_step_take_what_they_take_alone(
-    tmp_path: Path, content: dict[str, Any]
-) -> None:
+def test_without_training_constants_kernels_take_standalone_times(tmp_path: Path, content: dict[str, Any]) -> None:
     path = tmp_path / "mine.yaml"
     del content["in_training"]
     path.write_text(yaml.safe_dump(content))
@@ -123,24 +128,24 @@ def test_interference_is_read_as_it_is_written(tmp_path: Path, content: dict[str
     assert load_accelerator(str(path)).interference == value
 
 
-def test_every_gpu_loses_at_least_two_sms_to_a_collective_and_at_most_what_training_was_seen_to_lose() -> None:
+def test_interference_is_within_published_bounds() -> None:
     """NCCL launches no fewer (NVIDIA/nccl issue 689); arXiv:2507.03114 saw at most 40.0 %. A CPU has no SMs to lose."""
     for name in {*data_files.list_names("accelerators")} - {"cpu-laptop"}:
         accelerator = load_accelerator(name)
         assert 2 / accelerator.compute_units < accelerator.interference <= 0.4
 
 
-def test_a_missing_number_format_is_refused_with_the_ones_that_exist() -> None:
+def test_an_unsupported_dtype_is_rejected_with_the_supported_ones() -> None:
     with pytest.raises(InputError, match=r"v100-sxm-32gb has no bf16 peak; it computes in fp32, fp16"):
         load_accelerator("v100-sxm-32gb").peak_flops(DType.BF16)
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+def test_a_misspelt_name_gets_a_suggestion() -> None:
     with pytest.raises(InputError, match=r"'h100-sxm-80'; did you mean h100-sxm-80gb\?"):
         load_accelerator("h100-sxm-80")
 
 
-def test_a_missing_file_is_refused() -> None:
+def test_a_missing_file_is_rejected() -> None:
     with pytest.raises(InputError, match=r"nowhere\.yaml: cannot be read"):
         load_accelerator("nowhere.yaml")
 
@@ -179,14 +184,14 @@ def test_a_missing_file_is_refused() -> None:
         (("description",), "", "description: '' is not a text"),
     ],
 )
-def test_a_wrong_value_is_refused_with_file_key_and_value(
+def test_an_invalid_value_is_rejected_with_file_key_and_value(
     tmp_path: Path, content: dict[str, Any], path: tuple[str, ...], value: object, sentence: str
 ) -> None:
     section = content
     for key in path[:-1]:
         section = section[key]
     section[path[-1]] = value
-    assert sentence in refusal(tmp_path, content)
+    assert sentence in load_error(tmp_path, content)
 
 
 @pytest.mark.parametrize(
@@ -194,4 +199,4 @@ def test_a_wrong_value_is_refused_with_file_key_and_value(
 )
 def test_a_missing_key_is_named(tmp_path: Path, content: dict[str, Any], key: str) -> None:
     del content[key]
-    assert f"{key}: is missing" in refusal(tmp_path, content)
+    assert f"{key}: is missing" in load_error(tmp_path, content)

@@ -14,14 +14,14 @@ from clustersim.hardware.alignment import ALIGNMENT_BYTES, KernelAlignment
 A100 = load_accelerator("a100-sxm-80gb").alignment
 
 
-def test_one_bad_row_is_enough() -> None:
+def test_one_unaligned_dimension_lowers_the_rate() -> None:
     assert A100.relative_rate([4096, 4096, 4096 + ALIGNMENT_BYTES]) == 1.0
     assert A100.relative_rate([4096, 4096, 4096 + ALIGNMENT_BYTES // 2]) == A100.unaligned_rate < 1.0
     assert A100.relative_rate([300, 300, 4096], batched=True) == A100.batched_unaligned_rate < A100.unaligned_rate
 
 
 @given(st.sampled_from(data_files.list_names("accelerators")), st.integers(1, 600))
-def test_a_head_dimension_is_padded_to_one_that_is_not_padded_further(name: str, head_dim: int) -> None:
+def test_head_dimension_padding_is_idempotent_and_monotonic(name: str, head_dim: int) -> None:
     alignment = load_accelerator(name).alignment
     padded = alignment.padded_head_dim(head_dim)
     assert padded >= head_dim
@@ -52,7 +52,7 @@ def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
         ("head_dims: [32, 64", "head_dims: [0, 64", "is not a list of positive whole numbers"),
     ],
 )
-def test_a_file_with_an_impossible_alignment_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_invalid_alignment_is_rejected(tmp_path: Path, old: str, new: str, said: str) -> None:
     text = data_files.find_file("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "mine.yaml"

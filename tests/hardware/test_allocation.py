@@ -25,7 +25,7 @@ from tests.hardware.conftest import NIC, NVLINK, PCIE
 RACK = UnitSizes(node_gpus=2, domain_gpus=6)
 
 
-def racks(gpus: int, units: UnitSizes = RACK) -> ClosFabric:
+def rack_cluster(gpus: int, units: UnitSizes = RACK) -> ClosFabric:
     """Nodes of two GPUs, three of which are an NVLink domain."""
     node = NodeSpec(
         units.node_gpus, pcie=PCIE, nvlink=NvlinkSpec(units.domain_gpus, NVLINK), nics=NicSpec(units.node_gpus, NIC)
@@ -48,11 +48,11 @@ def racks(gpus: int, units: UnitSizes = RACK) -> ClosFabric:
         (ExplicitAllocation((5, 0, 3)), 3, [5, 0, 3]),
     ],
 )
-def test_a_job_takes_the_first_gpus_of_what_it_is_given(
+def test_a_job_gets_the_first_gpus_of_its_allocation(
     allocation: BlockAllocation | ExplicitAllocation, gpus: int, places: list[int]
 ) -> None:
     """Node n is GPUs 2n and 2n + 1, domain d is GPUs 6d to 6d + 5; node 2 of a domain of which 4 are used is idle."""
-    machine = racks(max(allocation.machine_gpus(gpus, RACK), 12))
+    machine = rack_cluster(max(allocation.machine_gpus(gpus, RACK), 12))
     assert allocation.rank_gpus(machine, gpus, RACK).tolist() == places
 
 
@@ -70,17 +70,17 @@ def test_a_job_takes_the_first_gpus_of_what_it_is_given(
         (ExplicitAllocation((0, 9)), 2, 10),
     ],
 )
-def test_a_machine_is_as_large_as_the_job_needs(
+def test_the_cluster_size_follows_from_the_job(
     allocation: BlockAllocation | ExplicitAllocation, gpus: int, machine: int
 ) -> None:
     assert allocation.machine_gpus(gpus, RACK) == machine
 
 
-def test_without_a_number_a_job_takes_all_but_the_spare_nodes() -> None:
+def test_without_a_gpu_count_a_job_gets_all_but_the_spare_nodes() -> None:
     """A machine of four nodes: three of them with one GPU each, or two whole domains less a node."""
-    assert BlockAllocation(PerNode(1), spare_nodes=1).rank_gpus(racks(8), None, RACK).tolist() == [0, 2, 4]
-    assert BlockAllocation(PerDomain(4)).rank_gpus(racks(12), None, RACK).tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
-    assert ExplicitAllocation((3, 1)).rank_gpus(racks(4), None, RACK).tolist() == [3, 1]
+    assert BlockAllocation(PerNode(1), spare_nodes=1).rank_gpus(rack_cluster(8), None, RACK).tolist() == [0, 2, 4]
+    assert BlockAllocation(PerDomain(4)).rank_gpus(rack_cluster(12), None, RACK).tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert ExplicitAllocation((3, 1)).rank_gpus(rack_cluster(4), None, RACK).tolist() == [3, 1]
 
 
 ALLOCATIONS = st.builds(
@@ -94,47 +94,47 @@ ALLOCATIONS = st.builds(
 
 @given(ALLOCATIONS, st.integers(1, 40))
 @examples(200)
-def test_a_job_that_is_whole_fits_the_machine_made_for_it(allocation: BlockAllocation, nodes: int) -> None:
+def test_a_valid_job_fits_the_cluster_derived_from_it(allocation: BlockAllocation, nodes: int) -> None:
     """Its GPUs are there, all different, and of no unit more than it may use."""
     units = UnitSizes(node_gpus=4, domain_gpus=8)
     gpus = nodes * allocation.job_size_multiple(units)
-    machine = racks(allocation.machine_gpus(gpus, units), units)
-    places = allocation.rank_gpus(machine, gpus, units)
-    assert len(np.unique(places)) == len(places) == gpus
-    assert places.min() >= 0
-    assert places.max() < machine.gpu_count
+    machine = rack_cluster(allocation.machine_gpus(gpus, units), units)
+    gpu_ids = allocation.rank_gpus(machine, gpus, units)
+    assert len(np.unique(gpu_ids)) == len(gpu_ids) == gpus
+    assert gpu_ids.min() >= 0
+    assert gpu_ids.max() < machine.gpu_count
     if allocation.per_unit is not None:
-        assert (places % allocation.per_unit.unit_gpus(units) < allocation.per_unit.gpu_count).all()
+        assert (gpu_ids % allocation.per_unit.unit_gpus(units) < allocation.per_unit.gpu_count).all()
 
 
 @given(st.integers(1, 30), st.integers(0, 5), st.integers(0, 2**63 - 1))
 @example(nodes=4, spare=0, seed=0)  # three of one domain and one of the next: two of each are too few
 @examples(100)
-def test_scattered_nodes_stay_whole_and_scattered_gpus_are_all_there(nodes: int, spare: int, seed: int) -> None:
-    machine = racks(2 * (nodes + spare))
-    whole = (
+def test_scatter_keeps_nodes_intact_or_permutes_all_gpus(nodes: int, spare: int, seed: int) -> None:
+    machine = rack_cluster(2 * (nodes + spare))
+    by_node = (
         BlockAllocation(spare_nodes=spare, scatter=Scatter.NODES, seed=seed)
         .rank_gpus(machine, 2 * nodes, RACK)
         .reshape(-1, 2)
     )
-    assert (whole[:, 0] % 2 == 0).all()
-    assert (np.diff(whole, axis=1) == 1).all()
-    every = BlockAllocation(scatter=Scatter.GPUS, seed=seed).rank_gpus(machine, None, RACK)
-    assert np.sort(every).tolist() == list(range(machine.gpu_count))
+    assert (by_node[:, 0] % 2 == 0).all()
+    assert (np.diff(by_node, axis=1) == 1).all()
+    all_gpus = BlockAllocation(scatter=Scatter.GPUS, seed=seed).rank_gpus(machine, None, RACK)
+    assert np.sort(all_gpus).tolist() == list(range(machine.gpu_count))
 
 
-def test_a_seed_gives_one_order_and_seeds_give_different_ones() -> None:
-    numbers = np.arange(64)
-    orders = [shuffle(numbers, seed).tolist() for seed in range(50)]
-    assert orders == [shuffle(numbers, seed).tolist() for seed in range(50)]
+def test_shuffles_are_reproducible_and_depend_on_the_seed() -> None:
+    gpu_ids = np.arange(64)
+    orders = [shuffle(gpu_ids, seed).tolist() for seed in range(50)]
+    assert orders == [shuffle(gpu_ids, seed).tolist() for seed in range(50)]
     assert len({tuple(order) for order in orders}) == 50
-    assert all(sorted(order) == numbers.tolist() for order in orders)
+    assert all(sorted(order) == gpu_ids.tolist() for order in orders)
 
 
-def test_every_place_is_about_equally_likely_to_be_the_first() -> None:
+def test_shuffles_are_uniform_in_the_first_position() -> None:
     """Of 4,000 orders of 8 each number leads 500 times, give or take five standard deviations of 21."""
-    first = np.bincount([shuffle(np.arange(8), seed)[0] for seed in range(4000)], minlength=8)
-    assert np.abs(first - 500).max() < 5 * 21
+    counts = np.bincount([shuffle(np.arange(8), seed)[0] for seed in range(4000)], minlength=8)
+    assert np.abs(counts - 500).max() < 5 * 21
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_every_place_is_about_equally_likely_to_be_the_first() -> None:
         (ExplicitAllocation((0, 1, 2)), 2, "placement.order: names 3 GPUs, but the job has 2 ranks; one for each fits"),
     ],
 )
-def test_what_a_machine_does_not_have_is_refused(
+def test_invalid_allocations_are_rejected(
     allocation: BlockAllocation | ExplicitAllocation, gpus: int | None, sentence: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        allocation.rank_gpus(racks(12), gpus, RACK)
+        allocation.rank_gpus(rack_cluster(12), gpus, RACK)
     assert str(caught.value) == sentence
 
 
-def test_a_number_that_comes_twice_is_found() -> None:
+def test_the_first_duplicate_is_found() -> None:
     assert first_duplicate([3, 1, 2, 1, 3]) == 1
     assert first_duplicate([3, 1, 2]) is None

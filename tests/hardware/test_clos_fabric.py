@@ -19,7 +19,7 @@ from clustersim.hardware.clos_spec import (
 )
 from clustersim.hardware.ecmp import HashedEcmp, SpreadEcmp
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
-from tests.hardware.line_counter import lines_run
+from tests.hardware.line_counter import count_lines
 
 US = 1e-6
 NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
@@ -28,43 +28,43 @@ NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
 def route(fabric, source, target):
     """The links of one route, described, and its latency."""
     paths = fabric.find_paths(np.array([source]), np.array([target]))
-    return [fabric.link_info(int(number)) for number in paths.links[0] if number >= 0], float(paths.latency[0])
+    return [fabric.link_info(int(link_id)) for link_id in paths.links[0] if link_id >= 0], float(paths.latency[0])
 
 
-def kinds(fabric, source, target):
+def link_kinds(fabric, source, target):
     return [link.kind for link in route(fabric, source, target)[0]]
 
 
 def all_pairs(fabric):
-    numbers = np.arange(fabric.gpu_count)
-    return np.repeat(numbers, fabric.gpu_count), np.tile(numbers, fabric.gpu_count)
+    gpus = np.arange(fabric.gpu_count)
+    return np.repeat(gpus, fabric.gpu_count), np.tile(gpus, fabric.gpu_count)
 
 
 def test_every_route_is_a_chain_of_links_from_source_to_target(machine):
     sources, targets = all_pairs(machine)
     paths = machine.find_paths(sources, targets)
-    for source, target, numbers, latency in zip(sources, targets, paths.links, paths.latency, strict=True):
-        chain = [machine.link_info(int(number)) for number in numbers if number >= 0]
-        places = [f"gpu{source}", *(link.target for link in chain)]
-        assert [link.source for link in chain] == places[:-1]
-        assert places[-1] == f"gpu{target}"
+    for source, target, link_ids, latency in zip(sources, targets, paths.links, paths.latency, strict=True):
+        chain = [machine.link_info(int(link_id)) for link_id in link_ids if link_id >= 0]
+        vertices = [f"gpu{source}", *(link.target for link in chain)]
+        assert [link.source for link in chain] == vertices[:-1]
+        assert vertices[-1] == f"gpu{target}"
         assert latency == pytest.approx(sum(link.latency for link in chain))
 
 
-def test_no_route_visits_a_place_twice_and_only_equal_ends_need_no_link(machine):
+def test_routes_are_simple_and_empty_only_for_equal_ends(machine):
     sources, targets = all_pairs(machine)
-    for source, target, numbers in zip(sources, targets, machine.find_paths(sources, targets).links, strict=True):
-        chain = [machine.link_info(int(number)) for number in numbers if number >= 0]
+    for source, target, link_ids in zip(sources, targets, machine.find_paths(sources, targets).links, strict=True):
+        chain = [machine.link_info(int(link_id)) for link_id in link_ids if link_id >= 0]
         assert len({link.target for link in chain}) == len(chain)
         assert (not chain) == (source == target)
 
 
-def test_links_of_the_table_and_links_for_people_agree(machine):
+def test_the_link_table_and_link_descriptions_agree(machine):
     table = machine.links
-    for number in range(len(table.kind)):
-        link = machine.link_info(number)
-        assert link.kind is LINK_KINDS[table.kind[number]]
-        assert (link.bandwidth, link.latency) == (table.bandwidth[number], table.latency[number])
+    for link_id in range(len(table.kind)):
+        link = machine.link_info(link_id)
+        assert link.kind is LINK_KINDS[table.kind[link_id]]
+        assert (link.bandwidth, link.latency) == (table.bandwidth[link_id], table.latency[link_id])
     with pytest.raises(IndexError):
         machine.link_info(len(table.kind))
 
@@ -75,7 +75,7 @@ def test_gpus_of_one_domain_use_their_nvlink_ports(build):
     assert latency == pytest.approx(0.6 * US)
 
 
-def test_equal_rails_of_one_unit_meet_at_their_leaf(build):
+def test_equal_rails_of_one_unit_share_a_leaf(build):
     """PCIe 0.5, adapter 0.7, leaf 0.3 and adapter 0.7, PCIe 0.5: 2.7 us."""
     fabric = build["rails, three pods, last partial"]()
     links, latency = route(fabric, 1, 5)
@@ -84,7 +84,7 @@ def test_equal_rails_of_one_unit_meet_at_their_leaf(build):
     assert latency == pytest.approx(2.7 * US)
 
 
-def test_different_rails_climb_to_the_spine_of_their_pod(build):
+def test_different_rails_go_through_the_spine_of_their_pod(build):
     """2.7 us as for equal rails, one more leaf 0.3 and the spine 0.4."""
     links, latency = route(build["rails, three pods, last partial"](), 1, 6)
     assert [link.kind for link in links] == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
@@ -93,7 +93,7 @@ def test_different_rails_climb_to_the_spine_of_their_pod(build):
 
 def test_other_units_of_a_pod_are_behind_the_spine_and_other_pods_behind_the_core(build):
     fabric = build["rails, three pods, last partial"]()
-    assert kinds(fabric, 0, 4 * 2) == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
+    assert link_kinds(fabric, 0, 4 * 2) == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
     links, latency = route(fabric, 0, 4 * 4)
     assert [link.kind for link in links] == [PCIE, NIC, LEAF, SPINE, SPINE, LEAF, NIC, PCIE]
     assert latency == pytest.approx((2.7 + 0.3 + 0.4 + 0.4 + 0.5) * US)
@@ -101,20 +101,20 @@ def test_other_units_of_a_pod_are_behind_the_spine_and_other_pods_behind_the_cor
 
 def test_all_nics_of_a_rack_share_their_top_of_rack_switch(build):
     fabric = build["racks"]()
-    assert kinds(fabric, 0, 7) == [PCIE, NIC, NIC, PCIE]
-    assert kinds(fabric, 0, 8) == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
+    assert link_kinds(fabric, 0, 7) == [PCIE, NIC, NIC, PCIE]
+    assert link_kinds(fabric, 0, 8) == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
 
 
 def test_two_gpus_share_a_nic_where_there_are_half_as_many(build):
     fabric = build["rails, shared nics"]()
-    first, second, third = (route(fabric, gpu, gpu + 4)[0][1] for gpu in (0, 1, 2))
-    assert first == second != third
+    first_link, second_link, third_link = (route(fabric, gpu, gpu + 4)[0][1] for gpu in (0, 1, 2))
+    assert first_link == second_link != third_link
 
 
-def test_gpus_without_nvlink_pass_the_root_complex_and_between_sockets_the_host(build):
+def test_gpus_without_nvlink_use_pcie_and_the_host_between_sockets(build):
     """Port of a root complex: 20 GB/s, and 1 us to the other one."""
     fabric = build["one pcie node"]()
-    assert kinds(fabric, 0, 1) == [PCIE, PCIE]
+    assert link_kinds(fabric, 0, 1) == [PCIE, PCIE]
     links, latency = route(fabric, 0, 2)
     assert [(link.kind, link.bandwidth) for link in links] == [(PCIE, 60e9), (HOST, 20e9), (HOST, 20e9), (PCIE, 60e9)]
     assert latency == pytest.approx((0.5 + 1.0 + 0.5) * US)
@@ -123,14 +123,14 @@ def test_gpus_without_nvlink_pass_the_root_complex_and_between_sockets_the_host(
 def test_a_nic_on_the_other_socket_is_reached_through_the_host():
     node = NodeSpec(4, pcie=Port(60e9, 0.0), host=HostBridgeSpec(2, Port(20e9, 0.0)), nics=NicSpec(1, Port(50e9, 0.0)))
     fabric = ClosFabric(node, NetworkSpec(LeafSpec(4, 1, 0.0), SpreadEcmp()), 8)
-    assert kinds(fabric, 0, 4) == [PCIE, PCIE, NIC, NIC, PCIE, PCIE]
-    assert kinds(fabric, 3, 4) == [PCIE, HOST, HOST, PCIE, NIC, NIC, PCIE, PCIE]
+    assert link_kinds(fabric, 0, 4) == [PCIE, PCIE, NIC, NIC, PCIE, PCIE]
+    assert link_kinds(fabric, 3, 4) == [PCIE, HOST, HOST, PCIE, NIC, NIC, PCIE, PCIE]
 
 
 def test_bridged_pairs_use_nvlink_and_other_pairs_of_the_node_pcie(build):
     fabric = build["nvlink pairs in pcie nodes"]()
-    assert kinds(fabric, 0, 1) == [NVLINK, NVLINK]
-    assert kinds(fabric, 1, 2) == [PCIE, PCIE]
+    assert link_kinds(fabric, 0, 1) == [NVLINK, NVLINK]
+    assert link_kinds(fabric, 1, 2) == [PCIE, PCIE]
 
 
 def test_a_domain_may_be_larger_than_a_node(build):
@@ -138,11 +138,11 @@ def test_a_domain_may_be_larger_than_a_node(build):
     gpus = np.array([0, 1, 2, 5, 6])
     assert fabric.node_ids(gpus).tolist() == [0, 0, 1, 2, 3]
     assert fabric.domain_ids(gpus).tolist() == [0, 0, 0, 0, 1]
-    assert kinds(fabric, 0, 5) == [NVLINK, NVLINK]
-    assert kinds(fabric, 4, 6)[0] is PCIE
+    assert link_kinds(fabric, 0, 5) == [NVLINK, NVLINK]
+    assert link_kinds(fabric, 4, 6)[0] is PCIE
 
 
-def test_uplinks_carry_what_the_nics_send_over_the_oversubscription():
+def test_uplink_bandwidth_is_nic_bandwidth_over_oversubscription():
     """Units of 4 nodes x 4 NICs x 50 GB/s = 800 GB/s; leaf 1:1 and 4 units a pod: 3.2 TB/s below, 1:7 above."""
     network = NetworkSpec(LeafSpec(4, 1, 0.0), SpreadEcmp(), SpineSpec(4, 0.0, oversubscription=7.0), CoreSpec(2, 0.0))
     node = NodeSpec(4, pcie=Port(60e9, 0.0), nvlink=NvlinkSpec(4, Port(450e9, 0.0)), nics=NicSpec(4, Port(50e9, 0.0)))
@@ -154,7 +154,7 @@ def test_uplinks_carry_what_the_nics_send_over_the_oversubscription():
 
 
 @pytest.mark.parametrize("kind", [NIC, LEAF, SPINE])
-def test_hashed_links_have_together_the_bandwidth_of_the_bundles(build, kind):
+def test_hashed_links_sum_to_the_bandwidth_of_the_bundles(build, kind):
     spread, hashed = build["rails, three pods, last partial"](), build["rails, hashed"]()
 
     def total(fabric):
@@ -167,7 +167,7 @@ def test_hashing_is_repeatable_depends_on_the_seed_and_is_even():
     """131,072 pairs over 32 uplinks: each expects 4,096 with a deviation of 63, so 6 sigma is 10 %."""
     node = NodeSpec(8, pcie=Port(60e9, 0.0), nvlink=NvlinkSpec(8, Port(450e9, 0.0)), nics=NicSpec(8, Port(50e9, 0.0)))
 
-    def ups(seed):
+    def uplinks_used(seed):
         fabric = ClosFabric(node, NetworkSpec(LeafSpec(32, 8, 0.0), HashedEcmp(seed), SpineSpec(4, 0.0)), 512)
         sources, targets = np.repeat(np.arange(256), 512), np.tile(np.arange(512), 256)
         paths = fabric.find_paths(sources, targets)
@@ -175,10 +175,10 @@ def test_hashing_is_repeatable_depends_on_the_seed_and_is_even():
         used = paths.links[(paths.links >= leaf_up.first_id) & (paths.links < leaf_up.first_id + leaf_up.count)]
         return (used - leaf_up.first_id) % 32
 
-    first, again, other = ups(1), ups(1), ups(2)
-    assert (first == again).all()
-    assert (first != other).mean() > 0.9
-    counts = np.bincount(first, minlength=32)
+    uplinks, same_seed, other_seed = uplinks_used(1), uplinks_used(1), uplinks_used(2)
+    assert (uplinks == same_seed).all()
+    assert (uplinks != other_seed).mean() > 0.9
+    counts = np.bincount(uplinks, minlength=32)
     assert counts.min() > 0.9 * counts.mean()
     assert counts.max() < 1.1 * counts.mean()
 
@@ -192,21 +192,21 @@ def test_a_hashed_route_crosses_one_plane(build):
         assert up.split(".")[1] == down.split(".")[1]
 
 
-ORDER = ["gpu", "nvlink", "host", "leaf", "spine", "core"]
+TIER_ORDER = ["gpu", "nvlink", "host", "leaf", "spine", "core"]
 TIER_OF = {NVLINK: "nvlink", PCIE: "host", HOST: "host", NIC: "leaf", LEAF: "spine", SPINE: "core"}
 
 
-def worst_tier(fabric, gpus):
+def highest_tier(fabric, gpus):
     """By brute force: the highest tier among the routes of all pairs."""
-    seen = [TIER_OF[kind] for pair in itertools.permutations(gpus, 2) for kind in kinds(fabric, *pair)]
-    return max(seen, key=ORDER.index, default="gpu")
+    tiers = [TIER_OF[kind] for pair in itertools.permutations(gpus, 2) for kind in link_kinds(fabric, *pair)]
+    return max(tiers, key=TIER_ORDER.index, default="gpu")
 
 
 def test_tier_is_the_highest_that_any_pair_crosses(machine):
     random = np.random.default_rng(1)
     for size in (1, 2, 2, 2, 3, 3, 4, 6):
         gpus = random.choice(machine.gpu_count, size=min(size, machine.gpu_count), replace=False).tolist()
-        assert machine.highest_tier(gpus) == worst_tier(machine, gpus)
+        assert machine.highest_tier(gpus) == highest_tier(machine, gpus)
 
 
 def test_tiers_count_the_switches_of_the_dgx_superpod():
@@ -222,21 +222,21 @@ def test_tiers_count_the_switches_of_the_dgx_superpod():
 
 
 def test_tiers_of_every_machine_start_with_its_gpus(machine):
-    first, *_ = machine.describe_tiers()
-    assert (first.kind, first.count) == ("gpu", machine.gpu_count)
+    first_tier, *_ = machine.describe_tiers()
+    assert (first_tier.kind, first_tier.count) == ("gpu", machine.gpu_count)
 
 
-def test_131072_gpus_are_built_and_routed_at_once():
+def test_131072_gpus_are_routed_in_arrays():
     """In arrays: Python runs fewer lines than there are leaf switches, 4,096."""
     node = NodeSpec(8, pcie=Port(63e9, 0.0), nvlink=NvlinkSpec(8, Port(450e9, 0.0)), nics=NicSpec(8, Port(50e9, 0.0)))
     network = NetworkSpec(LeafSpec(32, 8, 0.0), HashedEcmp(0), SpineSpec(4, 0.0), CoreSpec(128, 0.0))
 
-    def routed():
+    def route_all():
         sources = np.arange(131_072)
         return ClosFabric(node, network, 131_072).find_paths(sources, (sources * 7919 + 13) % 131_072)
 
-    assert 0 < lines_run(routed) < 4096
-    assert routed().links.nbytes < 16e6
+    assert 0 < count_lines(route_all) < 4096
+    assert route_all().links.nbytes < 16e6
 
 
 def test_link_kinds_are_in_the_order_that_this_file_unpacks():

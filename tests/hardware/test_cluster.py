@@ -44,7 +44,7 @@ def rails(tmp_path):
 def graph_file(tmp_path):
     """A file with some graph in it: two GPUs, each in its host, on one switch."""
 
-    def write(**changes):
+    def write_graph(**changes):
         edge = {"kind": "nic", "bandwidth": "10 GB/s", "latency": "1 us"}
         content = {
             "graph": {"accelerator": "h100-sxm-80gb"},
@@ -59,18 +59,18 @@ def graph_file(tmp_path):
         path.write_text(json.dumps(content | changes))
         return str(path)
 
-    return write
+    return write_graph
 
 
 @pytest.mark.parametrize("name", data_files.list_names("clusters"))
-def test_every_shipped_cluster_loads_with_a_source_for_every_part(name):
+def test_every_packaged_cluster_loads_and_is_fully_sourced(name):
     cluster = load_cluster(name)
     assert cluster.fabric.gpu_count == cluster.gpu_count
     assert cluster.gpu_count % cluster.gpus_per_node == 0
     assert cluster.library in data_files.list_names("libraries")
-    parts = data_files.read_mapping(data_files.find_file("clusters", name))
-    named = {*parts["node"], *({"fabric", "switches", "ecmp"} if "fabric" in parts else ())} - {"gpus"}
-    assert set(cluster.sources) == named
+    content = data_files.read_mapping(data_files.find_file("clusters", name))
+    sections = {*content["node"], *({"fabric", "switches", "ecmp"} if "fabric" in content else ())} - {"gpus"}
+    assert set(cluster.sources) == sections
 
 
 def test_one_way_latency_over_one_leaf_is_what_ib_write_lat_measures():
@@ -91,7 +91,7 @@ def test_llama3_pods_have_3072_gpus_and_a_seventh_of_their_bandwidth_above():
         load_cluster("llama3-roce", 24_584)
 
 
-def test_any_number_of_whole_nodes_is_legal_and_part_of_one_node_too():
+def test_gpu_counts_are_multiples_of_a_node_or_within_one_node():
     assert load_cluster("dgx-h100", 16_384).fabric.gpu_count == 16_384
     assert load_cluster("dgx-h100", 8 * 33).fabric.highest_tier([0, 8 * 32]) == "spine"
     assert load_cluster("dgx-h100", 2).gpu_count == 2
@@ -100,12 +100,12 @@ def test_any_number_of_whole_nodes_is_legal_and_part_of_one_node_too():
 
 
 @pytest.mark.parametrize("gpus", [0, -8, MAX_GPUS + 8, 10**9])
-def test_absurd_numbers_of_gpus_are_refused_with_the_limit(gpus):
+def test_out_of_range_gpu_counts_are_rejected(gpus):
     with pytest.raises(InputError, match="1 to 1,048,576"):
         load_cluster("dgx-h100", gpus)
 
 
-def test_a_node_without_a_network_is_as_large_as_it_is():
+def test_a_cluster_without_a_network_is_one_node():
     with pytest.raises(InputError, match="at most 8"):
         load_cluster("pcie-node", 16)
 
@@ -118,12 +118,12 @@ def test_an_unknown_name_gets_its_nearest_match():
 def test_overrides_are_dotted_or_nested(rails):
     dotted = load_cluster(rails, 32, {"fabric.leaf.oversubscription": 4})
     nested = load_cluster(rails, 32, {"fabric": {"leaf": {"oversubscription": 4}}})
-    plain = load_cluster(rails, 32)
-    assert describe_tiers(dotted) == describe_tiers(nested) != describe_tiers(plain)
+    unchanged = load_cluster(rails, 32)
+    assert describe_tiers(dotted) == describe_tiers(nested) != describe_tiers(unchanged)
     assert load_cluster(rails, overrides={"accelerator": "a100-sxm-80gb"}).accelerator.name == "a100-sxm-80gb"
 
 
-def test_null_takes_a_part_away(rails):
+def test_null_removes_a_section(rails):
     with pytest.raises(InputError, match="at most 16 "):
         load_cluster(rails, 32, {"fabric.core": None})
 
@@ -183,14 +183,14 @@ def test_more_nics_than_gpus_act_as_one_wider_nic_each(rails):
         ({"fabric": {"ecmp": "hashed", "leaf": {"nodes": 2**20, "oversubscription": 0.1}}}, "at most 16,777,216"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence_with_file_and_key(rails, changes, sentence):
+def test_invalid_overrides_are_rejected_with_file_and_key(rails, changes, sentence):
     with pytest.raises(InputError, match=sentence) as caught:
         load_cluster(rails, overrides=changes)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(rails)
 
 
-def test_missing_broken_and_empty_files_are_refused(tmp_path):
+def test_missing_broken_and_empty_files_are_rejected(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         load_cluster(str(tmp_path / "no.yaml"))
     for name, text in (
@@ -212,7 +212,7 @@ def test_a_graph_file_is_a_cluster(graph_file):
     assert load_cluster(graph_file(), 1).gpu_count == 1
 
 
-def test_hosts_have_memory_where_a_file_says_so(graph_file):
+def test_host_memory_is_optional(graph_file):
     memory = {
         "capacity": "1 TB", "bandwidth": "90 GB/s", "to_host": "50 GB/s", "from_host": "40 GB/s", "latency": "1 us",
         "update": 0.5,
@@ -225,42 +225,42 @@ def test_hosts_have_memory_where_a_file_says_so(graph_file):
     assert load_cluster(graph_file(graph=graph)).host_memory == expected
 
 
-def test_a_shipped_cluster_written_as_a_graph_reads_back_as_the_same_machine(tmp_path):
-    whole = load_cluster("dgx-h100", 32)
+def test_a_packaged_cluster_round_trips_as_a_graph(tmp_path):
+    cluster = load_cluster("dgx-h100", 32)
     path = tmp_path / "copy.json"
-    path.write_text(json.dumps(nx.node_link_data(whole.to_graph(), edges="edges")))
+    path.write_text(json.dumps(nx.node_link_data(cluster.to_graph(), edges="edges")))
     copy = load_cluster(str(path))
     sources, targets = np.repeat(np.arange(32), 32), np.tile(np.arange(32), 32)
     assert copy.gpus_per_node == 8
-    assert copy.fabric.links.bandwidth.sum() == whole.fabric.links.bandwidth.sum()
-    found, expected = copy.fabric.find_paths(sources, targets), whole.fabric.find_paths(sources, targets)
-    assert found.latency == pytest.approx(expected.latency)
+    assert copy.fabric.links.bandwidth.sum() == cluster.fabric.links.bandwidth.sum()
+    paths, expected = copy.fabric.find_paths(sources, targets), cluster.fabric.find_paths(sources, targets)
+    assert paths.latency == pytest.approx(expected.latency)
 
 
-def step_of(**cluster):
+def simulated_step_time(**cluster):
     layout = {"tp": 2, "dp": 4, "sequence_parallel": True}
     training = {"sequence": 1024, "global_batch": 8, "precision": "fp16", "attention": "standard"}
-    given = {"model": "llama3-8b", "layout": layout, "training": training}
-    return simulate(Scenario.from_mapping(given | {"cluster": cluster})).to_json()["step_time_s"]
+    config = {"model": "llama3-8b", "layout": layout, "training": training}
+    return simulate(Scenario.from_mapping(config | {"cluster": cluster})).to_json()["step_time_s"]
 
 
 @pytest.mark.parametrize("ecmp", [{}, {"ecmp": "hashed", "seed": 7}])
-def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_path, ecmp):
+def test_a_graph_round_trips_through_networkx_exactly(tmp_path, ecmp):
     """Two spines between four leaves of one node of two GPUs each, so that routes are equal and hashes choose."""
     memory = {
         "capacity": "1 TB", "bandwidth": "90.1 GB/s", "to_host": "50 GB/s", "from_host": "40 GB/s", "latency": "1.7 us",
         "update": 0.5,
     }  # fmt: skip
-    own = tmp_path / "my-gpu.yaml"
-    shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), own)
+    accelerator_file = tmp_path / "my-gpu.yaml"
+    shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), accelerator_file)
     shutil.copy(data_files.find_file("libraries", "nccl"), tmp_path / "my-library.yaml")
-    about = {
+    attributes = {
         "accelerator": "my-gpu.yaml",
         "library": "my-library.yaml",
         "host_memory": memory,
         "sources": {"nic": "a guess"},
     }
-    graph = nx.Graph(**about, **ecmp, measured=True)
+    graph = nx.Graph(**attributes, **ecmp, measured=True)
     for gpu in range(8):
         graph.add_node(f"g{gpu}", kind="gpu", node=f"n{gpu // 2}")
         graph.add_edge(f"g{gpu}", f"leaf{gpu // 2}", kind="nic", bandwidth="0.1 Tbit/s", latency="1.3 us")
@@ -275,32 +275,32 @@ def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_
         graph, {f"leaf{leaf}": "leaf" for leaf in range(4)} | {"spine0": "spine", "spine1": "spine"}, "kind"
     )
     files = []
-    whole = graph
+    current_graph = graph
     for name in ("first", "second"):
         files.append(str(tmp_path / f"{name}.json"))
-        Path(files[-1]).write_text(json.dumps(nx.node_link_data(whole, edges="edges")))
-        whole = load_cluster(files[-1]).to_graph()
-    first, second = map(load_cluster, files)
-    for part in ("fabric", "accelerator", "host", "sources", "measured", "gpus", "gpus_per_node"):
-        assert getattr(first, part) == getattr(second, part)
-    assert step_of(path=files[0]) == step_of(path=files[1])
+        Path(files[-1]).write_text(json.dumps(nx.node_link_data(current_graph, edges="edges")))
+        current_graph = load_cluster(files[-1]).to_graph()
+    first_cluster, second_cluster = map(load_cluster, files)
+    for attribute in ("fabric", "accelerator", "host", "sources", "measured", "gpus", "gpus_per_node"):
+        assert getattr(first_cluster, attribute) == getattr(second_cluster, attribute)
+    assert simulated_step_time(path=files[0]) == simulated_step_time(path=files[1])
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "pcie-node", "gb200-nvl72", "llama3-roce", "mi300x", "dgx-v100"])
-def test_a_regular_cluster_takes_the_same_step_as_its_graph_to_the_digit(tmp_path, name):
+def test_a_clos_cluster_and_its_graph_give_the_same_step_time(tmp_path, name):
     path = tmp_path / "copy.json"
     path.write_text(json.dumps(nx.node_link_data(load_cluster(name, 8).to_graph(), edges="edges")))
-    assert step_of(name=name, gpus=8) == step_of(path=str(path))
+    assert simulated_step_time(name=name, gpus=8) == simulated_step_time(path=str(path))
 
 
-def test_a_graph_of_a_disturbed_cluster_has_what_is_left():
-    wrong = {"links": {"between": ["nic1.0", "leaf0.0"], "bandwidth": "50 %"}}
+def test_a_graph_of_a_degraded_cluster_has_the_remaining_bandwidth():
+    degradations = {"links": {"between": ["nic1.0", "leaf0.0"], "bandwidth": "50 %"}}
     layout = {"dp": 16}
-    given = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 1024, "global_batch": 16}}
+    config = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 1024, "global_batch": 16}}
     cluster = {"name": "dgx-h100", "gpus": 16}
     edges = [
-        Scenario.from_mapping({**given, "cluster": cluster, **more}).cluster.to_graph().edges["nic1.0", "leaf0.0"]
-        for more in ({}, {"disturbances": wrong})
+        Scenario.from_mapping({**config, "cluster": cluster, **extra}).cluster.to_graph().edges["nic1.0", "leaf0.0"]
+        for extra in ({}, {"disturbances": degradations})
     ]
     assert [edge["bandwidth"] for edge in edges] == ["50000000000.0 B/s", "25000000000.0 B/s"]
 
@@ -338,14 +338,14 @@ EDGE = {"source": "g0", "target": "g1", "kind": "nvlink", "bandwidth": "1 GB/s",
         ({"directed": "yes"}, "neither true nor false"),
     ],
 )
-def test_a_bad_graph_is_refused_with_the_vertex_or_edge(graph_file, changes, sentence):
+def test_an_invalid_graph_is_rejected_with_the_vertex_or_edge(graph_file, changes, sentence):
     with pytest.raises(InputError, match=sentence) as caught:
         load_cluster(graph_file(**changes))
     assert "graph.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directory(tmp_path, monkeypatch):
+def test_relative_paths_resolve_to_the_file_s_folder_first(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), tmp_path / "mine" / "chip.yaml")
     shutil.copy(data_files.find_file("libraries", "nccl"), tmp_path / "sums.yaml")
@@ -357,7 +357,7 @@ def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directo
     assert (cluster.accelerator.name, cluster.library) == ("chip", "sums.yaml")
 
 
-def test_only_a_shipped_machine_as_it_is_counts_as_measured() -> None:
+def test_only_an_unchanged_packaged_cluster_counts_as_measured() -> None:
     assert load_cluster("dgx-h100").is_measured
     assert not load_cluster("dgx-h100", overrides={"node.nvlink.bandwidth": "7 GB/s"}).is_measured
     assert not load_cluster("gb200-nvl72").is_measured

@@ -17,14 +17,14 @@ from clustersim.hardware.degradation import (
 )
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
-from tests.hardware.line_counter import lines_run
+from tests.hardware.line_counter import count_lines
 
 
-def left(fabric, changed):
+def changed_fractions(fabric, changed):
     """Part of each link's bandwidth that is left, as {(source, target): part}, where it is not all."""
-    parts = changed.links.bandwidth / fabric.links.bandwidth
-    links = {number: fabric.link_info(number) for number in np.flatnonzero(parts != 1.0).tolist()}
-    return {(link.source, link.target): pytest.approx(parts[number]) for number, link in links.items()}
+    fractions = changed.links.bandwidth / fabric.links.bandwidth
+    links = {link_id: fabric.link_info(link_id) for link_id in np.flatnonzero(fractions != 1.0).tolist()}
+    return {(link.source, link.target): pytest.approx(fractions[link_id]) for link_id, link in links.items()}
 
 
 @pytest.fixture
@@ -34,52 +34,58 @@ def fabric(build):
 
 
 def test_speeds_of_several_entries_multiply_and_others_keep_theirs():
-    disturbances = Degradations(slow_gpus=(SlowGpus((1, 2), 0.5), SlowGpus((2, 2), 0.8)))
-    assert disturbances.gpu_speeds(np.arange(4)).tolist() == [1.0, 0.5, 0.4, 1.0]
+    degradations = Degradations(slow_gpus=(SlowGpus((1, 2), 0.5), SlowGpus((2, 2), 0.8)))
+    assert degradations.gpu_speeds(np.arange(4)).tolist() == [1.0, 0.5, 0.4, 1.0]
     assert Degradations().gpu_speeds(np.arange(2)).tolist() == [1.0, 1.0]
 
 
-def test_nothing_wrong_leaves_the_fabric_as_it_is(fabric):
+def test_empty_degradations_leave_the_fabric_unchanged(fabric):
     assert degrade_fabric(fabric, Degradations()) is fabric
     assert degrade_fabric(fabric, Degradations(slow_gpus=(SlowGpus((0,), 0.5),))) is fabric
 
 
-def test_a_slow_nic_is_slow_both_ways_and_once_for_gpus_that_share_it(build, fabric):
+def test_a_slow_nic_is_slow_in_both_directions_and_counted_once(build, fabric):
     nic = Degradations(nics=(DegradedNics((5,), 0.5),))
-    assert left(fabric, degrade_fabric(fabric, nic)) == {("nic1.1", "leaf0.1"): 0.5, ("leaf0.1", "nic1.1"): 0.5}
-    shared = build["rails, shared nics"]()
-    both = Degradations(nics=(DegradedNics((4, 5), 0.5),))
-    assert left(shared, degrade_fabric(shared, both)) == {("nic1.0", "leaf0.0"): 0.5, ("leaf0.0", "nic1.0"): 0.5}
+    assert changed_fractions(fabric, degrade_fabric(fabric, nic)) == {
+        ("nic1.1", "leaf0.1"): 0.5,
+        ("leaf0.1", "nic1.1"): 0.5,
+    }
+    shared_nics = build["rails, shared nics"]()
+    two_entries = Degradations(nics=(DegradedNics((4, 5), 0.5),))
+    assert changed_fractions(shared_nics, degrade_fabric(shared_nics, two_entries)) == {
+        ("nic1.0", "leaf0.0"): 0.5,
+        ("leaf0.0", "nic1.0"): 0.5,
+    }
 
 
-def test_no_route_uses_a_dead_nic_and_gpus_send_by_a_neighbours(fabric):
+def test_traffic_of_a_dead_nic_goes_through_a_neighbour_s(fabric):
     changed = degrade_fabric(fabric, Degradations(nics=(DegradedNics((5,), 0.0),)))
     sources, targets = np.repeat(np.arange(36), 36), np.tile(np.arange(36), 36)
     assert not np.isin(changed.find_paths(sources, targets).links, fabric.nic_links(np.array([5]))).any()
-    way = changed.find_paths(np.array([5]), np.array([9])).links[0]
-    assert [changed.link_info(number).kind for number in way[way >= 0][:2]] == [LinkKind.NVLINK, LinkKind.NVLINK]
+    route = changed.find_paths(np.array([5]), np.array([9])).links[0]
+    assert [changed.link_info(link_id).kind for link_id in route[route >= 0][:2]] == [LinkKind.NVLINK, LinkKind.NVLINK]
 
 
-def test_a_node_whose_only_nic_is_dead_is_refused_with_its_gpus(build):
-    lost = Degradations(nics=(DegradedNics((0,), 0.5), DegradedNics((4, 5, 6, 7), 0.0)))
+def test_a_disconnected_node_is_rejected_with_its_gpus(build):
+    degradations = Degradations(nics=(DegradedNics((0,), 0.5), DegradedNics((4, 5, 6, 7), 0.0)))
     with pytest.raises(
         InputError, match=r"nics.1: without the NICs of GPUs 4-7, GPUs 0-3, 8-\d+ cannot reach GPUs 4-7"
     ):
-        degrade_fabric(build["rails, three pods, last partial"](), lost)
+        degrade_fabric(build["rails, three pods, last partial"](), degradations)
 
 
-def test_a_link_is_slow_both_ways_or_one_way_and_entries_multiply(fabric):
-    one = LinkDegradation("leaf0.1", "spine0.0", SlowLinkEffect(0.5), both_directions=False)
-    both = LinkDegradation("spine0.0", "leaf0.1", SlowLinkEffect(0.6))
-    found = left(fabric, degrade_fabric(fabric, Degradations(links=(one, both))))
-    assert found == {("leaf0.1", "spine0.0"): 0.3, ("spine0.0", "leaf0.1"): 0.6}
+def test_slow_links_may_be_directed_and_entries_multiply(fabric):
+    one_way = LinkDegradation("leaf0.1", "spine0.0", SlowLinkEffect(0.5), both_directions=False)
+    both_ways = LinkDegradation("spine0.0", "leaf0.1", SlowLinkEffect(0.6))
+    fractions = changed_fractions(fabric, degrade_fabric(fabric, Degradations(links=(one_way, both_ways))))
+    assert fractions == {("leaf0.1", "spine0.0"): 0.3, ("spine0.0", "leaf0.1"): 0.6}
 
 
 def test_background_loads_every_link_of_its_tier_and_no_other(fabric):
     changed = degrade_fabric(fabric, Degradations(background_load={LinkKind.LEAF: 0.3, LinkKind.SPINE: 0.2}))
-    parts = changed.links.bandwidth / fabric.links.bandwidth
+    fractions = changed.links.bandwidth / fabric.links.bandwidth
     for kind, expected in zip(LINK_KINDS, (1.0, 1.0, 1.0, 1.0, 0.7, 0.8), strict=True):
-        assert parts[fabric.links.kind == LINK_KINDS.index(kind)] == pytest.approx(expected)
+        assert fractions[fabric.links.kind == LINK_KINDS.index(kind)] == pytest.approx(expected)
 
 
 def test_a_bundle_that_loses_members_keeps_the_rest(build, fabric):
@@ -87,7 +93,7 @@ def test_a_bundle_that_loses_members_keeps_the_rest(build, fabric):
     for source, target, links in (("leaf0.1", "spine0.0", 2), ("spine0.0", "core0.0", 8)):
         change = LinkDegradation(source, target, DeadLinkEffect(1))
         expected = 1 - 1 / links
-        assert left(fabric, degrade_fabric(fabric, Degradations(links=(change,)))) == {
+        assert changed_fractions(fabric, degrade_fabric(fabric, Degradations(links=(change,)))) == {
             (source, target): expected,
             (target, source): expected,
         }
@@ -95,7 +101,7 @@ def test_a_bundle_that_loses_members_keeps_the_rest(build, fabric):
     assert {hashed.parallel_link_count(number) for number in range(len(hashed.links.kind))} == {1}
 
 
-def test_a_machine_that_is_cut_off_is_refused_with_the_link_and_the_gpus(build):
+def test_a_disconnected_cluster_is_rejected_with_links_and_gpus(build):
     racks = build["racks"]()  # two nodes, eight GPUs, under each of five leaves
     harmless = LinkDegradation("gpu3", "nvswitch0", DeadLinkEffect(1))
     all_members = LinkDegradation(
@@ -103,11 +109,11 @@ def test_a_machine_that_is_cut_off_is_refused_with_the_link_and_the_gpus(build):
     )
     with pytest.raises(InputError) as caught:
         degrade_fabric(racks, Degradations(links=(harmless, all_members)))
-    links, cut = (
+    links, disconnected = (
         f"the {all_members.effect.lost_count} links between leaf1.0 and spine0.0",
         "GPUs 0-7, 16-35 cannot reach GPUs 8-15",
     )
-    assert str(caught.value) == f"links.1: without {links}, {cut}"
+    assert str(caught.value) == f"links.1: without {links}, {disconnected}"
     with pytest.raises(InputError, match=r"from leaf1.0 to spine0.0, GPUs 8-15 cannot reach GPUs 0-7, 16-35"):
         degrade_fabric(
             racks,
@@ -115,20 +121,20 @@ def test_a_machine_that_is_cut_off_is_refused_with_the_link_and_the_gpus(build):
         )
 
 
-def test_gpus_beyond_the_job_may_be_cut_off():
+def test_unused_gpus_may_be_disconnected():
     graph = nx.DiGraph()
-    for number in range(3):
-        graph.add_node(f"gpu{number}", kind="gpu", node=number)
+    for gpu in range(3):
+        graph.add_node(f"gpu{gpu}", kind="gpu", node=gpu)
     graph.add_node("s", kind="switch")
-    for number in range(3):
-        for ends in ((f"gpu{number}", "s"), ("s", f"gpu{number}")):
+    for gpu in range(3):
+        for ends in ((f"gpu{gpu}", "s"), ("s", f"gpu{gpu}")):
             graph.add_edge(*ends, kind="nic", bandwidth=1e9, latency=1e-6, technology="infiniband")
     fabric = GraphFabric(graph)
-    lost = Degradations(links=(LinkDegradation("gpu2", "s", DeadLinkEffect()),))
-    changed = degrade_fabric(fabric, lost, used_gpus=np.arange(2))
+    degradations = Degradations(links=(LinkDegradation("gpu2", "s", DeadLinkEffect()),))
+    changed = degrade_fabric(fabric, degradations, used_gpus=np.arange(2))
     assert changed.find_paths(np.array([0]), np.array([1])).links.shape == (1, 2)
     with pytest.raises(InputError, match="GPUs 0-1 cannot reach GPU 2"):
-        degrade_fabric(fabric, lost)
+        degrade_fabric(fabric, degradations)
     with pytest.raises(ValueError, match="no route"):
         changed.find_paths(np.array([0]), np.array([2]))
 
@@ -147,13 +153,13 @@ def test_gpus_beyond_the_job_may_be_cut_off():
         (("gpu99", "nvswitch0"), "there is no gpu99; there are gpu0 to gpu35"),
     ],
 )
-def test_links_that_do_not_exist_are_refused_with_near_ones(fabric, link, sentence):
+def test_unknown_links_are_rejected_with_suggestions(fabric, link, sentence):
     with pytest.raises(InputError) as caught:
         degrade_fabric(fabric, Degradations(links=(LinkDegradation(*link, SlowLinkEffect(0.5)),)))
     assert f"links.0: {sentence}" in str(caught.value)
 
 
-def test_links_of_a_graph_that_do_not_exist_are_refused_with_near_ones(fabric):
+def test_unknown_links_of_a_graph_are_rejected_with_suggestions(fabric):
     graph = GraphFabric(fabric.to_graph())
     for ends, sentence in (
         (("leaf0.9", "spine0.0"), "there is no leaf0.9 in this machine; did you mean leaf"),
@@ -163,39 +169,41 @@ def test_links_of_a_graph_that_do_not_exist_are_refused_with_near_ones(fabric):
             graph.find_link(*ends)
 
 
-def test_what_a_machine_does_not_have_is_refused(build, fabric):
-    node, rack = build["one nvlink node"](), build["one rack without spines"]()
+def test_degradations_of_missing_hardware_are_rejected(build, fabric):
+    node_fabric, rack_fabric = build["one nvlink node"](), build["one rack without spines"]()
     with pytest.raises(InputError, match=r"nics.0: GPU 3 has no NIC"):
-        degrade_fabric(node, Degradations(nics=(DegradedNics((3,), 0.5),)))
+        degrade_fabric(node_fabric, Degradations(nics=(DegradedNics((3,), 0.5),)))
     with pytest.raises(InputError, match=r"background.leaf: this cluster has no such links; it has nic$"):
-        degrade_fabric(rack, Degradations(background_load={LinkKind.LEAF: 0.5}))
+        degrade_fabric(rack_fabric, Degradations(background_load={LinkKind.LEAF: 0.5}))
     with pytest.raises(InputError, match=r"background.leaf: .* it has none beyond its nodes"):
-        degrade_fabric(node, Degradations(background_load={LinkKind.LEAF: 0.5}))
+        degrade_fabric(node_fabric, Degradations(background_load={LinkKind.LEAF: 0.5}))
     too_many = Degradations(links=(LinkDegradation("leaf0.0", "spine0.0", DeadLinkEffect(3)),))
     with pytest.raises(InputError, match="a bundle of 2 links, of which 3 cannot be dead"):
         degrade_fabric(fabric, too_many)
 
 
-def test_a_cluster_says_which_accelerator_each_gpu_is():
+def test_mixed_clusters_list_the_accelerator_of_each_gpu():
     cluster = load_cluster("dgx-h100", 32)
     assert cluster.accelerator_kinds()[0] == (cluster.accelerator,)
     assert not cluster.accelerator_kinds()[1].any()
     mixed = with_accelerators(cluster, [((1,), "a100-sxm-80gb"), ((3,), "h200-sxm-141gb"), ((2,), "a100-sxm-80gb")])
-    kinds, kind = mixed.accelerator_kinds()
-    assert [accelerator.name for accelerator in kinds] == ["h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb"]
-    assert kind.tolist() == [0] * 8 + [1] * 16 + [2] * 8
+    accelerators, accelerator_index = mixed.accelerator_kinds()
+    assert [accelerator.name for accelerator in accelerators] == ["h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb"]
+    assert accelerator_index.tolist() == [0] * 8 + [1] * 16 + [2] * 8
     assert (mixed.accelerator, mixed.fabric, mixed.library) == (cluster.accelerator, cluster.fabric, cluster.library)
     assert not mixed.is_measured
     assert "a100-sxm-80gb.yaml" in {path.name for path in mixed.files}
 
 
-def test_a_cluster_all_of_whose_nodes_are_mixed_has_one_kind():
-    kinds, kind = with_accelerators(load_cluster("dgx-h100", 16), [((0, 1), "a100-sxm-80gb")]).accelerator_kinds()
-    assert [accelerator.name for accelerator in kinds] == ["a100-sxm-80gb"]
-    assert not kind.any()
+def test_replacing_all_accelerators_leaves_one_kind():
+    accelerators, accelerator_index = with_accelerators(
+        load_cluster("dgx-h100", 16), [((0, 1), "a100-sxm-80gb")]
+    ).accelerator_kinds()
+    assert [accelerator.name for accelerator in accelerators] == ["a100-sxm-80gb"]
+    assert not accelerator_index.any()
 
 
-def test_one_change_among_131072_gpus_is_looked_for_in_arrays():
+def test_degrading_131072_gpus_runs_in_arrays():
     """Hundreds of thousands of links and 16,384 nodes: Python runs fewer lines than there are leaf switches, 4,096."""
     fabric = load_cluster("dgx-h100", 2**17, {"fabric.core.pods": 128}).fabric
     assert len(fabric.links.kind) > 500_000
@@ -204,8 +212,8 @@ def test_one_change_among_131072_gpus_is_looked_for_in_arrays():
         LinkDegradation("leaf9.0", "spine2.0", SlowLinkEffect(0.5)),
     )
 
-    def changed():
+    def degrade_and_route():
         sources = np.arange(fabric.gpu_count)
         degrade_fabric(fabric, Degradations(links=changes)).find_paths(sources, (sources + 8) % fabric.gpu_count)
 
-    assert 0 < lines_run(changed) < 4096
+    assert 0 < count_lines(degrade_and_route) < 4096

@@ -28,40 +28,40 @@ SYS SYS NV1 SYS NV1 NV2 X   NV2
 SYS SYS SYS NV1 NV2 NV1 NV2 X
 """
 """What `nvidia-smi topo -m` prints on a DGX-1 with V100."""
-CUBE = np.array(
+LINK_COUNTS = np.array(
     [[int(f"0{word}"[-1]) if "NV" in word else 0 for word in row.split()] for row in TOPO.split("\n")[1:-1]]
 )
 
 
-def hops(fabric, source, target):
+def route_links(fabric, source, target):
     links = fabric.find_paths(np.array([source]), np.array([target])).links[0]
-    return [fabric.link_info(number) for number in links[links >= 0].tolist()]
+    return [fabric.link_info(link_id) for link_id in links[links >= 0].tolist()]
 
 
-def test_the_shipped_cube_mesh_is_what_the_machine_prints() -> None:
-    assert (DGX1.pairs.count == CUBE).all()
-    assert (CUBE == CUBE.T).all()
-    assert set(CUBE.sum(axis=1)) == {6}
+def test_the_packaged_cube_mesh_equals_nvidia_smi() -> None:
+    assert (DGX1.pairs.count == LINK_COUNTS).all()
+    assert (LINK_COUNTS == LINK_COUNTS.T).all()
+    assert set(LINK_COUNTS.sum(axis=1)) == {6}
 
 
-def test_a_pair_has_the_rate_of_its_own_links_and_others_go_by_way_of_the_gpu_with_most() -> None:
+def test_pairs_without_a_link_route_over_the_best_gpu() -> None:
     """A link carries 25 GB/s; 0 and 7 have none: by way of 3 there are 2 and 1, by way of 4 there are 2 and 2."""
-    for source, target in np.argwhere(CUBE > 0).tolist():
-        (link,) = hops(DGX1, source, target)
+    for source, target in np.argwhere(LINK_COUNTS > 0).tolist():
+        (link,) = route_links(DGX1, source, target)
         assert (link.source, link.target) == (f"gpu{source}", f"gpu{target}")
-        assert link.bandwidth == 25e9 * CUBE[source, target]
+        assert link.bandwidth == 25e9 * LINK_COUNTS[source, target]
         assert link.latency == pytest.approx(0.6e-6)
-    assert [link.target for link in hops(DGX1, 0, 7)] == ["gpu4", "gpu7"]
-    assert [link.bandwidth for link in hops(DGX1, 0, 7)] == [50e9, 50e9]
-    for source, target in np.argwhere((CUBE == 0) & ~np.eye(8, dtype=bool)).tolist():
-        first, second = hops(DGX1, source, target)
+    assert [link.target for link in route_links(DGX1, 0, 7)] == ["gpu4", "gpu7"]
+    assert [link.bandwidth for link in route_links(DGX1, 0, 7)] == [50e9, 50e9]
+    for source, target in np.argwhere((LINK_COUNTS == 0) & ~np.eye(8, dtype=bool)).tolist():
+        first, second = route_links(DGX1, source, target)
         assert first.target == second.source
 
 
 def test_links_are_found_by_the_names_of_their_gpus_in_every_node() -> None:
     fabric = load_cluster("dgx-v100", 64).fabric
-    number = fabric.find_link("gpu43", "gpu47")  # places 3 and 7 of node 5
-    assert (fabric.link_info(number).bandwidth, fabric.parallel_link_count(number)) == (25e9, 1)
+    link_id = fabric.find_link("gpu43", "gpu47")  # places 3 and 7 of node 5
+    assert (fabric.link_info(link_id).bandwidth, fabric.parallel_link_count(link_id)) == (25e9, 1)
     assert fabric.parallel_link_count(fabric.find_link("gpu47", "gpu44")) == 2
     with pytest.raises(InputError, match="no link leads from gpu40 to gpu45; from gpu40 links lead to gpu41"):
         fabric.find_link("gpu40", "gpu45")
@@ -71,33 +71,33 @@ def test_part_of_a_node_has_the_links_among_its_first_gpus() -> None:
     """Of 5 GPUs the fifth hangs on the first by two links, and the others reach it over that one."""
     fabric = load_cluster("dgx-v100", 5).fabric
     table = fabric.links
-    assert table.bandwidth[table.kind == 0].sum() == 2 * 25e9 * np.triu(CUBE[:5, :5]).sum()
-    assert [link.source for link in hops(fabric, 3, 4)] == ["gpu3", "gpu0"]
+    assert table.bandwidth[table.kind == 0].sum() == 2 * 25e9 * np.triu(LINK_COUNTS[:5, :5]).sum()
+    assert [link.source for link in route_links(fabric, 3, 4)] == ["gpu3", "gpu0"]
 
 
 @pytest.mark.parametrize("size", range(2, 9))
 def test_rings_pass_all_members_once_and_share_no_link(size: int) -> None:
     """And there are no more than the member with fewest links among the others can have."""
     for group in combinations(range(8), size):
-        inside = CUBE[np.ix_(group, group)]
-        rings, used = max_disjoint_rings(inside), np.zeros_like(inside)
+        group_links = LINK_COUNTS[np.ix_(group, group)]
+        rings, used = max_disjoint_rings(group_links), np.zeros_like(group_links)
         for ring in rings:
             assert sorted(ring) == list(range(size))
             used[list(ring), [*ring[1:], ring[0]]] += 1
-        assert (used <= inside).all()
-        assert len(rings) <= inside.sum(axis=1).min()
+        assert (used <= group_links).all()
+        assert len(rings) <= group_links.sum(axis=1).min()
 
 
-def test_a_dgx1_has_the_rings_that_its_makers_say() -> None:
+def test_a_dgx1_has_the_published_rings() -> None:
     """Three interwoven rings of single links (NVIDIA WP-08437-002), each used both ways; two in each half."""
-    assert len(max_disjoint_rings(CUBE)) == 6
-    assert len(max_disjoint_rings(CUBE[:4, :4])) == len(max_disjoint_rings(CUBE[4:, 4:])) == 4
+    assert len(max_disjoint_rings(LINK_COUNTS)) == 6
+    assert len(max_disjoint_rings(LINK_COUNTS[:4, :4])) == len(max_disjoint_rings(LINK_COUNTS[4:, 4:])) == 4
 
 
-def test_shares_use_every_link_of_the_whole_machine_alike() -> None:
+def test_shares_of_a_full_node_use_every_link_equally() -> None:
     """Six rings, as many as a GPU has links: each link carries a sixth of what its GPU sends."""
-    whole = DirectLinks(tuple(map(tuple, CUBE.tolist()))).ring_shares(0xFF)
-    assert whole == pytest.approx(CUBE / 6)
+    shares = DirectLinks(tuple(map(tuple, LINK_COUNTS.tolist()))).ring_shares(0xFF)
+    assert shares == pytest.approx(LINK_COUNTS / 6)
 
 
 def test_equal_links_are_shared_evenly_by_any_members() -> None:
@@ -107,19 +107,19 @@ def test_equal_links_are_shared_evenly_by_any_members() -> None:
     assert shares.sum() == pytest.approx(3)
 
 
-def test_a_search_among_all_equal_links_finds_as_many_rings_as_a_gpu_has_links_where_there_are_so_many() -> None:
+def test_rings_of_full_meshes() -> None:
     """Complete digraphs divide into directed rings but for 4 and 6 places (Tillson 1980)."""
-    for places, rings in ((3, 2), (4, 2), (5, 4)):
-        assert len(max_disjoint_rings(np.ones((places, places), np.int64) - np.eye(places, dtype=np.int64))) == rings
+    for gpus, rings in ((3, 2), (4, 2), (5, 4)):
+        assert len(max_disjoint_rings(np.ones((gpus, gpus), np.int64) - np.eye(gpus, dtype=np.int64))) == rings
 
 
-def test_around_a_dead_link_a_neighbour_passes_on_and_a_slow_one_is_slow() -> None:
+def test_dead_direct_links_are_rerouted_and_slow_ones_kept() -> None:
     dead = degrade_fabric(DGX1, Degradations(links=(LinkDegradation("gpu0", "gpu1", DeadLinkEffect()),)))
-    assert len(hops(dead, 0, 1)) == 2
+    assert len(route_links(dead, 0, 1)) == 2
     assert set(dead.domain_ids(np.arange(8)).tolist()) == {0}
     half = degrade_fabric(DGX1, Degradations(links=(LinkDegradation("gpu0", "gpu3", DeadLinkEffect()),)))  # one of two
     slow = degrade_fabric(DGX1, Degradations(links=(LinkDegradation("gpu0", "gpu1", SlowLinkEffect(0.5)),)))
-    assert (hops(half, 0, 3)[0].bandwidth, hops(slow, 0, 1)[0].bandwidth) == (25e9, 12.5e9)
+    assert (route_links(half, 0, 3)[0].bandwidth, route_links(slow, 0, 1)[0].bandwidth) == (25e9, 12.5e9)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_around_a_dead_link_a_neighbour_passes_on_and_a_slow_one_is_slow() -> No
         ({"gpus": 24, "links": "all"}, "links: join at most 16 GPUs; leave links out where a switch joins 24"),
     ],
 )
-def test_links_that_cannot_be_meant_are_refused(changes: dict, sentence: str) -> None:
+def test_invalid_links_are_rejected(changes: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as caught:
         load_cluster("mi300x", overrides={"node": {"nvlink": changes}})
     assert "\n" not in str(caught.value)
 
 
-def test_gpus_that_links_do_not_join_among_each_other_are_refused() -> None:
+def test_disconnected_subsets_of_a_node_are_rejected() -> None:
     """In pairs 0-1, 2-3, ... and 0-2, 1-3 over four places, three GPUs are joined; in these, GPUs 0 and 1 are not."""
     square = [[0, 2], [0, 3], [1, 2], [1, 3]]
     node = {"gpus": 4, "nvlink": {"gpus": 4, "links": square}, "nic": {"per_node": 4}}

@@ -16,19 +16,19 @@ NVLINK = {"kind": "nvlink", "latency": 0.0, "technology": TECHNOLOGIES[0]}
 NIC = {"kind": "nic", "latency": 0.0, "technology": NVLINK["technology"]}
 
 
-def fabric(*links, domains=2, places=4, switch=None):
+def make_graph(*links, domains=2, gpus_per_domain=4, switch=None):
     """links: place, place and bandwidth, the same in each domain; switch: a GPU with an NVLink to a switch."""
     graph = nx.DiGraph()
     graph.add_node("s", kind="switch")
     for domain in range(domains):
-        for place in range(places):
-            gpu = f"g{domain}.{place}"
+        for index in range(gpus_per_domain):
+            gpu = f"g{domain}.{index}"
             graph.add_node(gpu, kind="gpu", node=domain)
             for ends in permutations((gpu, "s")):
                 graph.add_edge(*ends, bandwidth=1.0, **NIC)
-        for here, there, bandwidth in links:
-            for ends in permutations((here, there)):
-                graph.add_edge(*(f"g{domain}.{place}" for place in ends), bandwidth=bandwidth, **NVLINK)
+        for source, target, bandwidth in links:
+            for ends in permutations((source, target)):
+                graph.add_edge(*(f"g{domain}.{index}" for index in ends), bandwidth=bandwidth, **NVLINK)
     if switch is not None:
         graph.add_node("nv", kind="nvswitch")
         for ends in permutations((switch, "nv")):
@@ -36,12 +36,12 @@ def fabric(*links, domains=2, places=4, switch=None):
     return graph
 
 
-RING = [(0, 1, 2.0), (1, 2, 2.0), (2, 3, 2.0), (3, 0, 2.0)]
-FULL = [(*pair, 3.0) for pair in combinations(range(4), 2)]
+RING_LINKS = [(0, 1, 2.0), (1, 2, 2.0), (2, 3, 2.0), (3, 0, 2.0)]
+MESH_LINKS = [(*pair, 3.0) for pair in combinations(range(4), 2)]
 
 
 @pytest.mark.parametrize("name", ["mi300x", "dgx-v100"])
-def test_the_graph_of_a_regular_machine_has_its_links_and_seats(name):
+def test_the_graph_of_a_cluster_has_its_direct_links(name):
     machine = load_cluster(name, 16).machine
     graph = GraphFabric(machine.to_graph())
     assert graph.direct_links == machine.pairs
@@ -51,44 +51,49 @@ def test_the_graph_of_a_regular_machine_has_its_links_and_seats(name):
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "pcie-node"])
-def test_where_switches_join_gpus_or_nothing_does_there_are_no_pairs(name):
+def test_switched_or_unconnected_gpus_have_no_direct_links(name):
     assert GraphFabric(load_cluster(name).machine.to_graph()).direct_links is None
 
 
 def test_links_of_a_pair_are_counted_by_its_bandwidth():
-    wide = [(here, there, 2.0 * many) for (here, there, _), many in zip(RING, (1, 2, 1, 2), strict=True)]
-    assert GraphFabric(fabric(*FULL)).direct_links == DirectLinks.fully_connected(4)
-    listed = [(0, 1), (1, 2), (1, 2), (2, 3), (3, 0), (3, 0)]
-    assert GraphFabric(fabric(*wide)).direct_links == DirectLinks.from_pairs(4, listed)
+    weighted = [
+        (source, target, 2.0 * link_count)
+        for (source, target, _), link_count in zip(RING_LINKS, (1, 2, 1, 2), strict=True)
+    ]
+    assert GraphFabric(make_graph(*MESH_LINKS)).direct_links == DirectLinks.fully_connected(4)
+    pairs = [(0, 1), (1, 2), (1, 2), (2, 3), (3, 0), (3, 0)]
+    assert GraphFabric(make_graph(*weighted)).direct_links == DirectLinks.from_pairs(4, pairs)
 
 
 @pytest.mark.parametrize(
     "graph",
     [
-        fabric(*FULL, switch="g1.2"),
-        fabric(*FULL[:-1]),  # GPUs with two and three links
-        fabric(*RING[:-1], (3, 0, 3.0)),  # one and a half links
-        fabric(*[(place, (place + 1) % 6, 1.0) for place in range(6)], places=6),  # opposite GPUs are two away
+        make_graph(*MESH_LINKS, switch="g1.2"),
+        make_graph(*MESH_LINKS[:-1]),  # GPUs with two and three links
+        make_graph(*RING_LINKS[:-1], (3, 0, 3.0)),  # one and a half links
+        make_graph(
+            *[(place, (place + 1) % 6, 1.0) for place in range(6)], gpus_per_domain=6
+        ),  # opposite GPUs are two away
     ],
     ids=["a switch", "uneven", "no multiple", "far apart"],
 )
-def test_what_is_no_set_of_links_of_pairs_is_none(graph):
+def test_irregular_graphs_have_no_direct_links(graph):
     assert GraphFabric(graph).direct_links is None
 
 
-def test_domains_that_differ_have_none():
-    graph = fabric(*FULL)
+def test_unequal_domains_have_no_direct_links():
+    graph = make_graph(*MESH_LINKS)
     graph.edges["g1.0", "g1.1"]["bandwidth"] = graph.edges["g1.1", "g1.0"]["bandwidth"] = 6.0
     assert GraphFabric(graph).direct_links is None
 
 
 def test_a_slow_link_leaves_rings_as_they_are():
     """As on a regular cluster: libraries look for rings once, and data goes round a dead link over a neighbour."""
-    whole = GraphFabric(fabric(*FULL))
-    left = np.ones(len(whole.links.kind))
-    left[whole.find_link("g0.0", "g0.1")] = 0.5
-    slow = whole.with_degraded_links(left)
-    again = pickle.loads(pickle.dumps(slow.with_degraded_links(np.ones(len(left)))))
-    assert whole.direct_links == slow.direct_links == again.pairs == DirectLinks.fully_connected(4)
-    assert again == slow.with_degraded_links(np.ones(len(left)))
+    healthy = GraphFabric(make_graph(*MESH_LINKS))
+    fractions = np.ones(len(healthy.links.kind))
+    fractions[healthy.find_link("g0.0", "g0.1")] = 0.5
+    slow = healthy.with_degraded_links(fractions)
+    restored = pickle.loads(pickle.dumps(slow.with_degraded_links(np.ones(len(fractions)))))
+    assert healthy.direct_links == slow.direct_links == restored.pairs == DirectLinks.fully_connected(4)
+    assert restored == slow.with_degraded_links(np.ones(len(fractions)))
     assert slow != GraphFabric(slow.to_graph())

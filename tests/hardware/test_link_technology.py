@@ -17,10 +17,10 @@ from tests.conftest import examples
 NCCL = load_library("nccl")
 
 
-def seconds(overrides, payload, kind=CollectiveType.ALL_REDUCE, gpus=16):
+def collective_seconds(overrides, payload, collective=CollectiveType.ALL_REDUCE, gpus=16):
     fabric = load_cluster("dgx-h100", gpus, overrides).fabric
     return float(
-        select_variants(Tuner(fabric, NCCL).evaluate_variants(kind, np.arange(gpus)[None]), payload).seconds.max()
+        select_variants(Tuner(fabric, NCCL).evaluate_variants(collective, np.arange(gpus)[None]), payload).seconds.max()
     )
 
 
@@ -34,17 +34,17 @@ def seconds(overrides, payload, kind=CollectiveType.ALL_REDUCE, gpus=16):
 )
 def test_more_bandwidth_of_one_generation_is_never_slower(generation, rate, more, payload, kind):
     """676 GB/s was slower than 674, which was taken for another generation."""
-    named = {"node.nvlink.generation": generation}
-    slow, fast = (named | {"node.nvlink.bandwidth": f"{item} GB/s"} for item in (rate, rate + more))
-    assert seconds(fast, payload, kind) <= seconds(slow, payload, kind) * (1 + 1e-9)
+    override = {"node.nvlink.generation": generation}
+    slower, faster = (override | {"node.nvlink.bandwidth": f"{item} GB/s"} for item in (rate, rate + more))
+    assert collective_seconds(faster, payload, kind) <= collective_seconds(slower, payload, kind) * (1 + 1e-9)
 
 
-def test_an_unnamed_generation_is_the_accelerators():
+def test_the_default_generation_is_the_accelerator_s():
     fabric = load_cluster("dgx-h100", 16, {"node.nvlink.generation": None, "accelerator": "a100-sxm-80gb"}).fabric
     assert LinkTechnologies.from_links(fabric.links).nvlink_generations == (LinkTechnology.NVLINK3,)
 
 
-def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused():
+def test_missing_and_unknown_generations_are_rejected():
     with pytest.raises(InputError, match=r"node\.nvlink\.generation: is missing, .* nvlink2, nvlink3, nvlink4"):
         load_cluster("dgx-h100", 16, {"node.nvlink.generation": None, "accelerator": "cpu-laptop"})
     with pytest.raises(InputError, match=r"node\.nvlink\.generation: 'nvlink44' is unknown; did you mean nvlink4"):
@@ -53,7 +53,7 @@ def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused
         load_cluster("dgx-h100", 16, {"node.nic.network": "efaa"})
 
 
-def test_a_library_without_constants_of_a_make_says_which_it_has():
+def test_a_library_without_constants_names_the_supported_links():
     with pytest.raises(InputError, match="library rccl has no constants of nvlink4 links; it has xgmi4"):
         load_library("rccl").nvlink_constants(LinkTechnology.NVLINK4)
     assert load_library("gloo").nvlink_constants(LinkTechnology.NVLINK4) == load_library("gloo").nvlink_constants(
@@ -61,10 +61,15 @@ def test_a_library_without_constants_of_a_make_says_which_it_has():
     )
 
 
-def test_networks_differ_by_their_constants_alone():
+def test_networks_differ_only_by_their_constants():
     """The same ports: a message over EFA takes longer, over TCPX much longer, and TCPX has no low-latency protocols."""
-    small = {name: seconds({"node.nic.network": name}, 8.0) for name in NETWORK_TECHNOLOGIES}
-    assert small["infiniband"] < small["efa"] < small["efa1"] < small["tcpx"]
+    seconds_by_network = {name: collective_seconds({"node.nic.network": name}, 8.0) for name in NETWORK_TECHNOLOGIES}
+    assert (
+        seconds_by_network["infiniband"]
+        < seconds_by_network["efa"]
+        < seconds_by_network["efa1"]
+        < seconds_by_network["tcpx"]
+    )
     assert NCCL.unsupported_on(LinkTechnologies((LinkTechnology.NVLINK4,), (LinkTechnology.TCPX,))) == {
         "LL",
         "LL128",
@@ -73,7 +78,7 @@ def test_networks_differ_by_their_constants_alone():
     }
 
 
-def test_a_machine_of_two_generations_has_each_links_rate_and_the_worst_of_what_concerns_all():
+def test_mixed_nvlink_generations():
     """Two nodes of H100 and A100 links: in_network needs every switch to add, the launch is the slower one's."""
     graph = load_cluster("dgx-h100", 16).fabric.to_graph().copy()
     for source, target, edge in graph.edges(data=True):

@@ -15,14 +15,14 @@ WATTS = {"products": 700.0, "streaming": 350.0, "communicating": 350.0, "waiting
 H100 = PowerSpec(700.0, 121.7, 1275.0)
 
 
-def drawn(power: PowerSpec | None, powers: PowerOverrides) -> dict[str, float]:
+def watts_by_activity(power: PowerSpec | None, powers: PowerOverrides) -> dict[str, float]:
     draw = powers.resolve_draw(power)
     assert draw is not None
     return {activity.value: watts for activity, watts in draw.by_activity.items()}
 
 
 @pytest.mark.parametrize("name", data_files.list_names("accelerators"))
-def test_every_shipped_accelerator_draws_from_idle_to_its_limit_if_anything_is_known(name: str) -> None:
+def test_packaged_power_is_between_idle_and_tdp(name: str) -> None:
     power = load_accelerator(name).power
     if power is None:
         assert name in {"cpu-laptop", "b300-sxm-288gb"}, "sources give 1,100 to 1,400 W for the board of a B300"
@@ -37,7 +37,7 @@ def test_every_shipped_accelerator_draws_from_idle_to_its_limit_if_anything_is_k
 
 def test_the_power_of_an_h100_is_that_of_its_datasheet_and_of_a_dgx() -> None:
     assert load_accelerator("h100-sxm-80gb").power == H100
-    assert drawn(H100, PowerOverrides()) == WATTS
+    assert watts_by_activity(H100, PowerOverrides()) == WATTS
 
 
 def test_a_node_of_8_h100_draws_at_most_what_was_measured() -> None:
@@ -49,13 +49,13 @@ def test_a_node_of_8_h100_draws_at_most_what_was_measured() -> None:
     assert load_power_fractions().rest == pytest.approx((8.4 - 5.6) / (10.2 - 5.6), abs=0.005)
 
 
-def test_what_nobody_measured_idle_draws_a_fifth() -> None:
-    assert drawn(PowerSpec(1000.0), PowerOverrides())["waiting"] == 200.0
+def test_unmeasured_idle_power_is_a_fifth_of_tdp() -> None:
+    assert watts_by_activity(PowerSpec(1000.0), PowerOverrides())["waiting"] == 200.0
 
 
-def test_what_somebody_says_is_in_place_of_data() -> None:
-    assert drawn(H100, PowerOverrides(idle=100.0)) == {**WATTS, "waiting": 100.0}
-    assert drawn(H100, PowerOverrides(streaming=0.8, communicating=0.3)) == {
+def test_given_powers_override_packaged_data() -> None:
+    assert watts_by_activity(H100, PowerOverrides(idle=100.0)) == {**WATTS, "waiting": 100.0}
+    assert watts_by_activity(H100, PowerOverrides(streaming=0.8, communicating=0.3)) == {
         **WATTS,
         "streaming": 560.0,
         "communicating": 210.0,
@@ -64,12 +64,12 @@ def test_what_somebody_says_is_in_place_of_data() -> None:
     assert capped is not None
     assert capped.by_activity[GpuActivity.MATMUL] == 500.0
     assert capped.node_rest == PowerOverrides().resolve_draw(H100).node_rest  # type: ignore[union-attr]
-    said = PowerOverrides(rest=0.0).resolve_draw(H100)
-    assert said is not None
-    assert said.node_rest == 0.0
+    no_node_power = PowerOverrides(rest=0.0).resolve_draw(H100)
+    assert no_node_power is not None
+    assert no_node_power.node_rest == 0.0
 
 
-def test_without_a_limit_nothing_is_known_and_with_one_all_but_the_rest_is() -> None:
+def test_power_needs_a_tdp() -> None:
     assert PowerOverrides().resolve_draw(None) is None
     assert PowerOverrides(idle=10.0).resolve_draw(None) is None
     draw = PowerOverrides(tdp=65.0).resolve_draw(None)
@@ -86,7 +86,7 @@ def test_without_a_limit_nothing_is_known_and_with_one_all_but_the_rest_is() -> 
         (PowerOverrides(products=0.0), "products draws 0 W"),
     ],
 )
-def test_less_than_idle_is_refused(powers: PowerOverrides, words: str) -> None:
+def test_power_below_idle_is_rejected(powers: PowerOverrides, words: str) -> None:
     with pytest.raises(InputError, match=words):
         powers.resolve_draw(H100)
 
@@ -102,7 +102,7 @@ def test_less_than_idle_is_refused(powers: PowerOverrides, words: str) -> None:
         ({"tdp": "700 W", "idel": "70 W"}, "power.idel: unknown key; did you mean power.idle?"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(tmp_path: Path, power: dict[str, Any], words: str) -> None:
+def test_an_invalid_power_section_is_rejected(tmp_path: Path, power: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         yaml.safe_dump(data_files.read_mapping(data_files.find_file("accelerators", "mi300x")) | {"power": power})

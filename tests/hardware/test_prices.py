@@ -18,47 +18,51 @@ from clustersim.hardware.prices import (
     quote_list_price,
 )
 
-LISTS = data_files.list_names("prices")
+PRICE_LISTS = data_files.list_names("prices")
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", PRICE_LISTS)
 def test_every_list_has_a_source_a_day_and_a_currency(name: str) -> None:
-    found = load_price_list(name)
-    assert date(2026, 1, 1) < found.read_date < date(2100, 1, 1)
-    assert set(found.sources) == {"gpu_hour"}
-    assert "http" in found.sources["gpu_hour"]
-    assert {price.currency for price in found.price_per_gpu_hour.values()} == {"USD"}, "a median is of one currency"
-    assert all(price.amount > 0.1 for price in found.price_per_gpu_hour.values())
+    price_list = load_price_list(name)
+    assert date(2026, 1, 1) < price_list.read_date < date(2100, 1, 1)
+    assert set(price_list.sources) == {"gpu_hour"}
+    assert "http" in price_list.sources["gpu_hour"]
+    assert {price.currency for price in price_list.price_per_gpu_hour.values()} == {"USD"}, (
+        "a median is of one currency"
+    )
+    assert all(price.amount > 0.1 for price in price_list.price_per_gpu_hour.values())
 
 
-def test_clusters_of_lists_are_shipped_and_each_is_of_one_cloud() -> None:
-    named = [cluster for name in LISTS for cluster in load_price_list(name).clusters]
-    assert len(set(named)) == len(named)
-    assert set(named) <= set(data_files.list_names("clusters"))
+def test_clusters_of_price_lists_are_packaged_and_unique() -> None:
+    clusters = [cluster for name in PRICE_LISTS for cluster in load_price_list(name).clusters]
+    assert len(set(clusters)) == len(clusters)
+    assert set(clusters) <= set(data_files.list_names("clusters"))
 
 
 def test_a_cluster_of_a_cloud_has_that_cloud_s_price_and_others_the_median() -> None:
-    own = quote_list_price("h100-sxm-80gb", "aws-p5")
-    assert own is not None
-    assert own == quote_from_list("aws", "h100-sxm-80gb")
-    prices = sorted(found.price_per_gpu_hour["h100-sxm-80gb"].amount for found in map(load_price_list, LISTS))
-    other = quote_list_price("h100-sxm-80gb", "dgx-h100")
-    assert other is not None
+    cloud_quote = quote_list_price("h100-sxm-80gb", "aws-p5")
+    assert cloud_quote is not None
+    assert cloud_quote == quote_from_list("aws", "h100-sxm-80gb")
+    prices = sorted(
+        price_list.price_per_gpu_hour["h100-sxm-80gb"].amount for price_list in map(load_price_list, PRICE_LISTS)
+    )
+    median_quote = quote_list_price("h100-sxm-80gb", "dgx-h100")
+    assert median_quote is not None
     assert len(prices) == 6
-    assert other.price == Price((prices[2] + prices[3]) / 2, "USD")
-    assert f"({prices[0]:g} to {prices[-1]:g} USD)" in other.source
+    assert median_quote.price == Price((prices[2] + prices[3]) / 2, "USD")
+    assert f"({prices[0]:g} to {prices[-1]:g} USD)" in median_quote.source
 
 
-def test_a_gpu_that_its_own_cloud_does_not_list_has_the_median_and_one_that_nobody_lists_none() -> None:
+def test_unlisted_gpus_get_the_median_or_no_price() -> None:
     assert quote_list_price("h200-sxm-141gb", "aws-p5en") == quote_list_price("h200-sxm-141gb", "hgx-h200")
     assert quote_list_price("cpu-laptop", "laptop") is None
     assert quote_list_price("h800-sxm-80gb", "dgx-h800") is None
 
 
 def test_a_single_list_is_named() -> None:
-    found = quote_list_price("mi300x", "mi300x")
-    assert found is not None
-    assert "Oracle" in found.source
+    single_quote = quote_list_price("mi300x", "mi300x")
+    assert single_quote is not None
+    assert "Oracle" in single_quote.source
 
 
 def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
@@ -81,7 +85,7 @@ def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
         (None, "nothing is not a price"),
     ],
 )
-def test_what_is_no_price_is_refused(value: object, words: str) -> None:
+def test_invalid_prices_are_rejected(value: object, words: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_price(value)
     assert words in str(caught.value)
@@ -93,8 +97,8 @@ def test_an_amount_and_three_letters_are_a_price(text: str, amount: float) -> No
     assert parse_price(str(parse_price(text))) == parse_price(text)
 
 
-def test_words_are_lists_and_prices_are_none() -> None:
-    assert all(map(is_price_list_name, LISTS))
+def test_price_list_names_are_distinguished_from_prices() -> None:
+    assert all(map(is_price_list_name, PRICE_LISTS))
     assert not any(map(is_price_list_name, ["2.49 USD", "nan", "inf", "USD", "$3", 3, None]))
 
 
@@ -108,7 +112,7 @@ def test_words_are_lists_and_prices_are_none() -> None:
         ({"raed": "2026-01-01"}, "raed: unknown key; did you mean read?"),
     ],
 )
-def test_a_list_that_is_wrong_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_an_invalid_price_list_is_rejected(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(data_files.read_mapping(data_files.find_file("prices", "oci")) | change))
     with pytest.raises(InputError) as caught:

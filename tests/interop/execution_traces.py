@@ -40,15 +40,15 @@ def _messages() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
-        for called, number, kind, repeated, more in fields:
+        for field_name, field_number, kind, repeated, type_name in fields:
             label = Fields.LABEL_REPEATED if repeated else Fields.LABEL_OPTIONAL
-            added = message.field.add(name=called, number=number, type=kind, label=label)
-            if more == "value":
+            proto_field = message.field.add(name=field_name, number=field_number, type=kind, label=label)
+            if type_name == "value":
                 if not message.oneof_decl:
                     message.oneof_decl.add(name="value")
-                added.oneof_index = 0
-            elif more:
-                added.type_name = more
+                proto_field.oneof_index = 0
+            elif type_name:
+                proto_field.type_name = type_name
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -60,93 +60,93 @@ MESSAGES = _messages()
 
 
 @dataclass
-class Decoded:
+class DecodedNode:
     """A node, with its attributes by name."""
 
     id: int
     name: str
     type: int
     deps: list[int]
-    lasting: int
+    duration: int
     attr: dict[str, Any] = field(default_factory=dict)
 
 
-def decode(content: bytes) -> tuple[str, list[Decoded]]:
+def decode(content: bytes) -> tuple[str, list[DecodedNode]]:
     """The version and the nodes of a file; nothing in it is unknown to the schema."""
-    parts = list(_parts(content))
-    head = MESSAGES["GlobalMetadata"].FromString(parts[0])
+    messages = list(_split_messages(content))
+    head = MESSAGES["GlobalMetadata"].FromString(messages[0])
     nodes = []
-    for part in parts[1:]:
-        node = MESSAGES["Node"].FromString(part)
-        assert len(node.SerializeToString()) == len(part)
+    for message in messages[1:]:
+        node = MESSAGES["Node"].FromString(message)
+        assert len(node.SerializeToString()) == len(message)
         attr = {item.name: getattr(item, item.WhichOneof("value")) for item in node.attr}
-        nodes.append(Decoded(node.id, node.name, node.type, [*node.data_deps], node.duration_micros, attr))
+        nodes.append(DecodedNode(node.id, node.name, node.type, [*node.data_deps], node.duration_micros, attr))
     return head.version, nodes
 
 
-def _parts(content: bytes) -> Any:
+def _split_messages(content: bytes) -> Any:
     """Messages behind their lengths."""
-    place = 0
-    while place < len(content):
+    offset = 0
+    while offset < len(content):
         size, shift = 0, 0
         while True:
-            byte = content[place]
+            byte = content[offset]
             size |= (byte & 0x7F) << shift
-            place, shift = place + 1, shift + 7
+            offset, shift = offset + 1, shift + 7
             if byte < 0x80:
                 break
-        yield content[place : place + size]
-        place += size
+        yield content[offset : offset + size]
+        offset += size
 
 
-def played(ranks: Sequence[list[Decoded]], groups: dict[int, list[int]]) -> float:
+def replay(ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> float:
     """When all nodes are done, in microseconds, with the durations that they have."""
-    player = _Player(ranks, groups)
-    waiting = [(rank, node) for rank, nodes in enumerate(ranks) for node in nodes]
-    while waiting:
-        left = [(rank, node) for rank, node in waiting if not player.done(rank, node)]
-        assert len(left) < len(waiting), f"stuck with {len(left)} nodes"
-        waiting = left
-    return max(max(end.values()) for end in player.ends)
+    replayer = _Replayer(ranks, groups)
+    pending = [(rank, node) for rank, nodes in enumerate(ranks) for node in nodes]
+    while pending:
+        remaining = [(rank, node) for rank, node in pending if not replayer.run_node(rank, node)]
+        assert len(remaining) < len(pending), f"stuck with {len(remaining)} nodes"
+        pending = remaining
+    return max(max(end.values()) for end in replayer.ends)
 
 
-class _Player:
+class _Replayer:
     """A collective begins when all members have come; a message has come when its sender has sent it."""
 
-    def __init__(self, ranks: Sequence[list[Decoded]], groups: dict[int, list[int]]) -> None:
+    def __init__(self, ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> None:
         self.groups = groups
         self.ends: list[dict[int, float]] = [{} for _ in ranks]
         self.arrived: dict[tuple[int, ...], float] = {}
-        self.come: dict[tuple[int, int], dict[int, float]] = {}
-        self.numbers: dict[tuple[int, int], tuple[int, int]] = {}  # of a node: its group's, and which of that
+        self.arrivals: dict[tuple[int, int], dict[int, float]] = {}
+        self.collective_ids: dict[tuple[int, int], tuple[int, int]] = {}  # of a node: its group's, and which of that
         for rank, nodes in enumerate(ranks):
-            called: dict[int, int] = {}
-            for node in (decoded for decoded in nodes if decoded.type == COLLECTIVE):
+            call_counts: dict[int, int] = {}
+            for node in (decoded_node for decoded_node in nodes if decoded_node.type == COLLECTIVE):
                 group = int(node.attr["pg_name"])
-                self.numbers[rank, node.id] = group, called.setdefault(group, 0)
-                called[group] += 1
+                self.collective_ids[rank, node.id] = group, call_counts.setdefault(group, 0)
+                call_counts[group] += 1
 
-    def done(self, rank: int, node: Decoded) -> bool:
+    def run_node(self, rank: int, node: DecodedNode) -> bool:
         """Run a node, if that can be known already."""
         ends = self.ends[rank]
         if any(dep not in ends for dep in node.deps):
             return False
-        begin = self.begin(rank, node, max((ends[item] for item in node.deps), default=0.0))
+        begin = self.start_time(rank, node, max((ends[item] for item in node.deps), default=0.0))
         if begin is None:
             return False
-        ends[node.id] = begin + node.lasting
+        ends[node.id] = begin + node.duration
         if node.type == SEND:
             self.arrived[rank, node.attr["comm_dst"], node.attr["comm_tag"]] = ends[node.id]
         return True
 
-    def begin(self, rank: int, node: Decoded, ready: float) -> float | None:
+    def start_time(self, rank: int, node: DecodedNode, ready: float) -> float | None:
         """When a node that may begin at a moment does, None: who it waits for is not there yet."""
         if node.type == RECEIVE:
             sent = self.arrived.get((node.attr["comm_src"], rank, node.attr["comm_tag"]))
             return None if sent is None else max(ready, sent)
         if node.type != COLLECTIVE:
             return ready
-        number = self.numbers[rank, node.id]
-        come = self.come.setdefault(number, {})
-        come[rank] = ready
-        return max(come.values()) if len(come) == len(self.groups[number[0]]) else None
+        collective_id = self.collective_ids[rank, node.id]
+        group_arrivals = self.arrivals.setdefault(collective_id, {})
+        group_arrivals[rank] = ready
+        return max(group_arrivals.values()) if len(group_arrivals) == len(self.groups[collective_id[0]]) else None

@@ -50,7 +50,16 @@ MEGATRON = {
 """Arguments, and GPUs that they run on, by the model that they train."""
 
 
-def _job(name: str, flavor: str, batch: int, sequence: int, checkpoint: str, *, rest: str = "", head: str = "") -> str:
+def _job_file(
+    name: str,
+    flavor: str,
+    batch: int,
+    sequence: int,
+    checkpoint: str,
+    *,
+    sections: str = "",
+    parallelism_keys: str = "",
+) -> str:
     """A job file; rest: further sections; head: further keys of [parallelism]."""
     return f"""
 [job]
@@ -61,7 +70,7 @@ log_freq = 10
 name = "{name}"
 flavor = "{flavor}"
 hf_assets_path = "./assets/hf"
-{"converters = ['float8']" if "float8" in rest else ""}
+{"converters = ['float8']" if "float8" in sections else ""}
 [optimizer]
 name = "AdamW"
 lr = 3e-4
@@ -77,12 +86,12 @@ dataset = "c4"
 [parallelism]
 data_parallel_replicate_degree = 1
 data_parallel_shard_degree = -1
-{head}
+{parallelism_keys}
 [checkpoint]
 enable = false
 [activation_checkpoint]
 {checkpoint}
-{rest}
+{sections}
 """
 
 
@@ -92,7 +101,7 @@ enable_fsdp_float8_all_gather = true
 precompute_float8_dynamic_scale_for_fsdp = true
 filter_fqns = ["output"]
 """
-_OP = 'mode = "selective"\nselective_ac_option = "op"'
+_SELECTIVE_OP = 'mode = "selective"\nselective_ac_option = "op"'
 _LLAMA4 = """tensor_parallel_degree = 8
 enable_async_tensor_parallel = false
 pipeline_parallel_degree = 4
@@ -100,27 +109,27 @@ context_parallel_degree = 1
 expert_parallel_degree = 1
 expert_tensor_parallel_degree = 8"""
 TORCHTITAN = {
-    "llama3_8b": (_job("llama3", "8B", 1, 8192, _OP, rest="[compile]\nenable = false"), 64, "llama3-8b"),
+    "llama3_8b": (_job_file("llama3", "8B", 1, 8192, _SELECTIVE_OP, sections="[compile]\nenable = false"), 64, "llama3-8b"),
     "llama3_70b": (
-        _job("llama3", "70B", 8, 8192, 'mode = "full"', head="tensor_parallel_degree = 8"), 64, "llama3-70b",
+        _job_file("llama3", "70B", 8, 8192, 'mode = "full"', parallelism_keys="tensor_parallel_degree = 8"), 64, "llama3-70b",
     ),
     "llama3_405b": (
-        _job(
-            "llama3", "405B", 2, 8192, 'mode = "full"', rest=f"[compile]\nenable = true\n{_FLOAT8}",
-            head="tensor_parallel_degree = 8\nenable_async_tensor_parallel = true",
+        _job_file(
+            "llama3", "405B", 2, 8192, 'mode = "full"', sections=f"[compile]\nenable = true\n{_FLOAT8}",
+            parallelism_keys="tensor_parallel_degree = 8\nenable_async_tensor_parallel = true",
         ),
         128, "llama3-405b",
     ),
-    "debug_model": (_job("llama3", "debugmodel", 8, 2048, 'mode = "selective"\nselective_ac_option = "2"'), 8, None),
+    "debug_model": (_job_file("llama3", "debugmodel", 8, 2048, 'mode = "selective"\nselective_ac_option = "2"'), 8, None),
     "deepseek_v3_16b": (
-        _job(
-            "deepseek_v3", "16B", 4, 4096, _OP, rest='[compile]\nenable = true\ncomponents = ["loss"]',
-            head="expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 1",
+        _job_file(
+            "deepseek_v3", "16B", 4, 4096, _SELECTIVE_OP, sections='[compile]\nenable = true\ncomponents = ["loss"]',
+            parallelism_keys="expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 1",
         ),
         64, "deepseek-v2-lite",
     ),
-    "deepseek_v3_671b": (_job("deepseek_v3", "671B", 4, 4096, _OP), 256, "deepseek-v3"),
-    "qwen3_32b": (_job("qwen3", "32B", 2, 4096, 'mode = "full"'), 8, None),
-    "llama4_17bx128e": (_job("llama4", "17bx128e", 1, 8192, 'mode = "full"', head=_LLAMA4), 256, None),
+    "deepseek_v3_671b": (_job_file("deepseek_v3", "671B", 4, 4096, _SELECTIVE_OP), 256, "deepseek-v3"),
+    "qwen3_32b": (_job_file("qwen3", "32B", 2, 4096, 'mode = "full"'), 8, None),
+    "llama4_17bx128e": (_job_file("llama4", "17bx128e", 1, 8192, 'mode = "full"', parallelism_keys=_LLAMA4), 256, None),
 }  # fmt: skip
 """Job files, GPUs, and the preset that they train, if there is one."""

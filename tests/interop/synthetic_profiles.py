@@ -6,14 +6,14 @@ from typing import Any
 
 GEMM = "nvjet_tst_192x192_64x4_2x1_v_bz_TNT"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-REDUCED = {
+ALL_REDUCE_ARGS = {
     "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": 2,
     "dtype": "BFloat16", "Process Group Name": "7", "Process Group Description": "default_pg",
     "Process Group Ranks": "[0, 1]",
 }  # fmt: skip
 
 
-class Profile:
+class SyntheticProfile:
     """One rank's trace; times are microseconds."""
 
     def __init__(self, rank: int = 0, world: int = 1, base: int = 0) -> None:
@@ -26,28 +26,37 @@ class Profile:
             "traceEvents": self.events,
         }
 
-    def step(self, number: int, begin: float, lasting: float) -> "Profile":
-        mark = {"ph": "X", "name": f"ProfilerStep#{number}", "pid": 7, "tid": 7, "ts": begin, "dur": lasting}
+    def add_step(self, step_number: int, begin: float, duration: float) -> "SyntheticProfile":
+        mark = {"ph": "X", "name": f"ProfilerStep#{step_number}", "pid": 7, "tid": 7, "ts": begin, "dur": duration}
         self.events.append({**mark, "cat": "user_annotation"})
         self.events.append({**mark, "cat": "gpu_user_annotation", "ts": begin + 1000.0})  # the GPU is late
         return self
 
-    def kernel(
-        self, name: str, launch: float, start: float, lasting: float, stream: int = 7, cat: str = "kernel", **args: Any
-    ) -> "Profile":
+    def add_kernel(
+        self, name: str, launch: float, start: float, duration: float, stream: int = 7, cat: str = "kernel", **args: Any
+    ) -> "SyntheticProfile":
         """args: `operator_dims` of the operator, and what stands beside the kernel, `_` for a space."""
-        number = len(self.events)
+        event_id = len(self.events)
         dims = args.pop("dims", None)
         if dims is not None:
             operator = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": launch, "dur": 1.0}
-            self.events.append({**operator, "args": {"External id": number, "Input Dims": dims}})
-        own = {"stream": stream, "correlation": number, "External id": number, **args}
+            self.events.append({**operator, "args": {"External id": event_id, "Input Dims": dims}})
+        event_args = {"stream": stream, "correlation": event_id, "External id": event_id, **args}
         self.events.append(
             {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 7, "tid": 7, "ts": launch,
-             "dur": 1.0, "args": {"correlation": number}}
+             "dur": 1.0, "args": {"correlation": event_id}}
         )  # fmt: skip
         self.events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": start, "dur": lasting, "args": own}
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": 0,
+                "tid": stream,
+                "ts": start,
+                "dur": duration,
+                "args": event_args,
+            }
         )
         return self
 
@@ -56,17 +65,17 @@ class Profile:
         return path
 
 
-def three_steps(rank: int = 0, world: int = 1, base: int = 0) -> Profile:
+def three_steps(rank: int = 0, world: int = 1, base: int = 0) -> SyntheticProfile:
     """Steps of 100, 140 and 120 us on the GPU, which runs 50 us behind the host; the fourth one is cut off.
 
     In each a product of 60 us, of which an all-reduce hides its first 20 of 40 us, and a copy to the host of 5 us.
     """
-    profile = Profile(rank, world, base)
+    profile = SyntheticProfile(rank, world, base)
     begin = 1000.0
-    for number, lasting in enumerate((100.0, 140.0, 120.0, 70.0), start=5):
-        profile.step(number, begin - 50.0, lasting)
-        profile.kernel(GEMM, begin - 49.0, begin, 60.0, dims=[[64, 32], [32, 16]])
-        profile.kernel(NCCL, begin - 45.0, begin + 40.0, 40.0, stream=20, **REDUCED)
-        profile.kernel("Memcpy DtoH (Device -> Pinned)", begin - 40.0, begin + 85.0, 5.0, cat="gpu_memcpy")
-        begin += lasting
+    for step_number, duration in enumerate((100.0, 140.0, 120.0, 70.0), start=5):
+        profile.add_step(step_number, begin - 50.0, duration)
+        profile.add_kernel(GEMM, begin - 49.0, begin, 60.0, dims=[[64, 32], [32, 16]])
+        profile.add_kernel(NCCL, begin - 45.0, begin + 40.0, 40.0, stream=20, **ALL_REDUCE_ARGS)
+        profile.add_kernel("Memcpy DtoH (Device -> Pinned)", begin - 40.0, begin + 85.0, 5.0, cat="gpu_memcpy")
+        begin += duration
     return profile

@@ -7,9 +7,9 @@ from clustersim.interop.kernel_names import classify_kernel, make_span_label
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.report.export.kineto_kernels import to_kineto_kernel
 from clustersim.results.profiled_step import GpuSpanKind
-from tests.interop.synthetic_profiles import REDUCED
+from tests.interop.synthetic_profiles import ALL_REDUCE_ARGS
 
-NAMES = {  # from traces of A100, H100, MI250 and V100
+KERNEL_NAMES = {  # from traces of A100, H100, MI250 and V100
     "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT": GpuSpanKind.MATMUL,
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel":
         GpuSpanKind.MATMUL,
@@ -39,9 +39,9 @@ NAMES = {  # from traces of A100, H100, MI250 and V100
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_is_known_by_its_name(name: str) -> None:
-    assert classify_kernel(name, "kernel") is NAMES[name]
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_a_kernel_is_classified_by_its_name(name: str) -> None:
+    assert classify_kernel(name, "kernel") is KERNEL_NAMES[name]
 
 
 @pytest.mark.parametrize(
@@ -51,26 +51,28 @@ def test_a_kernel_is_known_by_its_name(name: str) -> None:
         ("Memcpy DtoD (Device -> Device)", GpuSpanKind.COPIES),
     ],
 )  # fmt: skip
-def test_copies_to_the_host_are_told_from_those_on_the_device(name: str, kind: GpuSpanKind) -> None:
+def test_host_copies_are_distinguished_from_device_copies(name: str, kind: GpuSpanKind) -> None:
     assert classify_kernel(name, "gpu_memcpy") is kind
 
 
 @pytest.mark.parametrize("kind", list(KernelKind))
 def test_a_kernel_of_a_scenario_has_its_kind_in_every_format(kind: KernelKind) -> None:
-    found = {
+    kinds = {
         classify_kernel(to_kineto_kernel(Kernel("x nccl flash", kind, dtype, 0.0, 0.0)).kernel, "kernel")
         for dtype in DType
     }
-    assert len(found) == 1
-    assert not found & {GpuSpanKind.OTHER, GpuSpanKind.COMMUNICATION}
+    assert len(kinds) == 1
+    assert not kinds & {GpuSpanKind.OTHER, GpuSpanKind.COMMUNICATION}
 
 
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-def test_a_product_has_its_sizes_in_every_format(dtype: DType) -> None:
+def test_a_matmul_has_its_sizes_in_every_format(dtype: DType) -> None:
     for batch in (1, 4):
         shape = MatmulShape(256, 512, 1024, batch=batch)
-        called = to_kineto_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, shape))
-        label = make_span_label(called.kernel, "kernel", called.device_arguments, called.arguments["Input Dims"], {})
+        kernel_event = to_kineto_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, shape))
+        label = make_span_label(
+            kernel_event.kernel, "kernel", kernel_event.device_arguments, kernel_event.arguments["Input Dims"], {}
+        )
         assert label.matmul_shape == (512, 256, 1024, batch)
 
 
@@ -99,8 +101,8 @@ def test_sizes_are_those_of_the_operator(dims: object, product: object) -> None:
         ("", "Generic_4", "other"),
     ],
 )  # fmt: skip
-def test_a_collective_is_what_pytorch_calls_it_or_else_its_kernel(called: str, kernel: str, name: str) -> None:
-    arguments = {**REDUCED, "Collective name": called}
+def test_a_collective_is_named_by_pytorch_or_else_by_its_kernel(called: str, kernel: str, name: str) -> None:
+    arguments = {**ALL_REDUCE_ARGS, "Collective name": called}
     moved = make_span_label(
         f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)", "kernel", arguments, None, {}
     ).collective
@@ -115,10 +117,10 @@ def test_a_collective_is_what_pytorch_calls_it_or_else_its_kernel(called: str, k
         ("", 0, ()),
     ],
 )  # fmt: skip
-def test_ranks_of_a_group_are_those_of_its_list_where_that_says_them(
+def test_group_ranks_are_read_from_the_trace_or_the_configuration(
     ranks: str, size: int, members: tuple[int, ...]
 ) -> None:
-    arguments = {**REDUCED, "Process Group Ranks": ranks, "Group size": size}
+    arguments = {**ALL_REDUCE_ARGS, "Process Group Ranks": ranks, "Group size": size}
     moved = make_span_label("ncclDevKernel_AllReduce", "kernel", arguments, None, {}).collective
     assert moved is not None
     assert moved.members == members

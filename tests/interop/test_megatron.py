@@ -66,78 +66,80 @@ SMALL = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 1
 SMALL += "--micro-batch-size 1 --vocab-size 1000 --bf16 "
 
 
-def read(text: str, gpus: int | None = None) -> dict[str, Any]:
+def import_mapping(text: str, gpus: int | None = None) -> dict[str, Any]:
     return dict(import_megatron(text, "run", gpu_count=gpus).mapping)
 
 
-def whole_windows(arguments: str) -> list[int | None]:
+def attention_windows(arguments: str) -> list[int | None]:
     """The window of each of six layers."""
-    layers = layer_specs(Scenario.from_mapping(read(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
+    layers = layer_specs(Scenario.from_mapping(import_mapping(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
     return [layer.attention.window for layer in layers if layer.attention is not None]
 
 
-def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
-    found = import_megatron(SCRIPT, "run")
-    scenario = Scenario.from_mapping(found.mapping)
+def test_a_launch_script_is_imported_as_its_scenario() -> None:
+    imported = import_megatron(SCRIPT, "run")
+    scenario = Scenario.from_mapping(imported.mapping)
     assert parameter_count(scenario.model) == parameter_count(load_preset("llama3-8b"))
     layout = scenario.layout
     assert (layout.tp, layout.pp, layout.dp, layout.sequence_parallel) == (2, 2, 8, True)
     assert scenario.cluster.gpu_count == 32
-    assert found.mapping["schedule"] == {"interleaved": {"chunks": 4}}
-    assert found.mapping["training"]["precision"] == {"compute": "fp8"}
-    assert (found.ignored_arguments, found.assumptions) == ((), ())
+    assert imported.mapping["schedule"] == {"interleaved": {"chunks": 4}}
+    assert imported.mapping["training"]["precision"] == {"compute": "fp8"}
+    assert (imported.ignored_arguments, imported.assumptions) == ((), ())
     assert simulate(scenario).step_time > 0.0
 
 
-def test_latent_attention_and_experts_are_deepseek_v3() -> None:
+def test_mla_and_moe_arguments_are_deepseek_v3() -> None:
     """Of whose parameters none differs, as the vocabulary is no multiple of 128 and is padded to itself here."""
-    scenario = Scenario.from_mapping(read(MLA, 64))
+    scenario = Scenario.from_mapping(import_mapping(MLA, 64))
     assert parameter_count(scenario.model) == parameter_count(load_preset("deepseek-v3"))
     assert (scenario.layout.ep, scenario.layout.dispatcher.value) == (8, "deepep")
     assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
 
 
 @pytest.mark.parametrize("name", MEGATRON)
-def test_the_repository_s_examples_are_read_whole(name: str) -> None:
+def test_the_repository_s_examples_are_read_completely(name: str) -> None:
     text, gpus = MEGATRON[name]
-    found = import_megatron(text, "run", gpu_count=gpus)
-    assert found.ignored_arguments == ()
-    assert Scenario.from_mapping(found.mapping).layout.world_size == gpus
+    imported = import_megatron(text, "run", gpu_count=gpus)
+    assert imported.ignored_arguments == ()
+    assert Scenario.from_mapping(imported.mapping).layout.world_size == gpus
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama3-8b", "mixtral-8x7b"])
 def test_the_repository_s_examples_are_their_models(name: str) -> None:
     """The Llama example leaves Megatron-LM's LayerNorm, which has biases where RMSNorm has none."""
-    model = Scenario.from_mapping(read(*MEGATRON[name])).model
+    model = Scenario.from_mapping(import_mapping(*MEGATRON[name])).model
     biases = (2 * model.layer_count + 1) * model.hidden if name == "llama3-8b" else 0
     assert parameter_count(model) - biases == parameter_count(load_preset(name))
 
 
-def test_gpt_3_trains_in_fp16_with_gradients_of_as_many_bytes() -> None:
-    mapping = read(GPT3_175B, 1024)
+def test_gpt_3_trains_in_fp16_with_fp16_gradients() -> None:
+    mapping = import_mapping(GPT3_175B, 1024)
     assert mapping["training"]["precision"] == {"compute": "fp16", "gradients": "fp16"}
     assert (mapping["layout"]["tp"], mapping["layout"]["pp"], "dp" in mapping["layout"]) == (8, 16, False)
-    wide = read(f"{GPT3_175B} --accumulate-allreduce-grads-in-fp32", 1024)
-    assert wide["training"]["precision"] == {"compute": "fp16"}
+    fp32_gradients = import_mapping(f"{GPT3_175B} --accumulate-allreduce-grads-in-fp32", 1024)
+    assert fp32_gradients["training"]["precision"] == {"compute": "fp16"}
 
 
 def test_llama_3_stores_its_matrices_in_fp8_and_mixtral_spreads_its_experts() -> None:
-    kept = {"compute": "fp8", "gradients": "bf16", "stored": "fp8"}
-    assert read(LLAMA3_8B, 8)["training"]["precision"] == kept
-    layout = Scenario.from_mapping(read(MIXTRAL_8X7B, 32)).layout
+    precision = {"compute": "fp8", "gradients": "bf16", "stored": "fp8"}
+    assert import_mapping(LLAMA3_8B, 8)["training"]["precision"] == precision
+    layout = Scenario.from_mapping(import_mapping(MIXTRAL_8X7B, 32)).layout
     assert (layout.pp, layout.ep, layout.dp, layout.dispatcher.value) == (4, 8, 8, "alltoall")
 
 
-def test_deepseek_v3_shards_all_and_predicts_a_further_token() -> None:
-    made = Scenario.from_mapping(read(DEEPSEEK_V3, 256))
-    own = Scenario.from_mapping({**read(DEEPSEEK_V3, 256), "model": {"preset": "deepseek-v3", "mtp_layers": 1}})
-    assert parameter_count(made.model) == parameter_count(own.model)
-    assert (made.layout.data.zero_stage, made.layout.dispatcher.value) == (3, "hybridep")
+def test_deepseek_v3_uses_zero_3_and_mtp() -> None:
+    imported = Scenario.from_mapping(import_mapping(DEEPSEEK_V3, 256))
+    preset_scenario = Scenario.from_mapping(
+        {**import_mapping(DEEPSEEK_V3, 256), "model": {"preset": "deepseek-v3", "mtp_layers": 1}}
+    )
+    assert parameter_count(imported.model) == parameter_count(preset_scenario.model)
+    assert (imported.layout.data.zero_stage, imported.layout.dispatcher.value) == (3, "hybridep")
 
 
 def test_defaults_are_megatron_s() -> None:
     """A GPT-2 of its time: learned positions, GeLU, biases, tied embeddings, dropout, a padded vocabulary."""
-    mapping = read(SMALL, 4)
+    mapping = import_mapping(SMALL, 4)
     assert mapping["model"] == {
         "name": "run", "layers": 2, "hidden": 256, "ffn": 1024, "heads": 4, "kv_heads": 4, "vocab": 1024,
         "max_positions": 128, "mlp": "gelu", "norm": "layernorm", "positions": "learned", "tied_embeddings": True,
@@ -178,7 +180,7 @@ def test_defaults_are_megatron_s() -> None:
     ],
 )
 def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
-    mapping = read(SMALL + arguments, 2)
+    mapping = import_mapping(SMALL + arguments, 2)
     assert mapping["training"][key] == value
     Scenario.from_mapping(mapping, ["cluster.name=hgx-b200"] if "mxfp8" in arguments else [])
 
@@ -210,7 +212,7 @@ def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
     ],
 )
 def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> None:
-    mapping = read(SMALL + arguments, 4)
+    mapping = import_mapping(SMALL + arguments, 4)
     assert mapping["layout"][key] == value
     Scenario.from_mapping(mapping)
 
@@ -226,10 +228,10 @@ def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> Non
         ("[0,1,1,0,0,1]", "011001"),
     ],
 )
-def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, there: str) -> None:
+def test_moe_layer_freq(frequency: str, there: str) -> None:
     """A number counts from the first layer on, a list says it of each."""
     text = SMALL + f"--num-layers 6 --num-experts 4 --moe-layer-freq {frequency}"
-    layers = layer_specs(Scenario.from_mapping(read(text, 1)).model.stack)
+    layers = layer_specs(Scenario.from_mapping(import_mapping(text, 1)).model.stack)
     assert "".join(str(int(isinstance(layer.mlp, MoeMlp))) for layer in layers) == there
 
 
@@ -245,12 +247,12 @@ def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, ther
         ("--window-attn-skip-freq 2", [None] * 6),
     ],
 )
-def test_a_window_is_of_a_token_and_those_before_it(arguments: str, windows: list[int | None]) -> None:
+def test_attention_windows(arguments: str, windows: list[int | None]) -> None:
     """Of N layers the last one has none: (N-1):1, counted from the first layer."""
-    assert whole_windows(arguments) == windows
+    assert attention_windows(arguments) == windows
 
 
-def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
+def test_gpt_oss_arguments_are_the_preset() -> None:
     """But for the positions, which its script leaves to a flag of its own that is named."""
     text = """--num-layers 24 --hidden-size 2880 --ffn-hidden-size 2880 --num-attention-heads 64 --kv-channels 64
     --group-query-attention --num-query-groups 8 --num-experts 32 --moe-ffn-hidden-size 2880 --moe-router-topk 4
@@ -258,9 +260,9 @@ def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
     --normalization RMSNorm --untie-embeddings-and-output-weights --position-embedding-type rope --enable-gpt-oss
     --moe-token-dispatcher-type alltoall --micro-batch-size 1 --seq-length 4096 --bf16 --hidden-dropout 0
     --attention-dropout 0"""
-    found = import_megatron(text, "run", gpu_count=8)
-    assert models_equivalent(Scenario.from_mapping(found.mapping).model, load_preset("gpt-oss-20b"))
-    assert found.ignored_arguments == ("--enable-gpt-oss",)
+    imported = import_megatron(text, "run", gpu_count=8)
+    assert models_equivalent(Scenario.from_mapping(imported.mapping).model, load_preset("gpt-oss-20b"))
+    assert imported.ignored_arguments == ("--enable-gpt-oss",)
 
 
 @pytest.mark.parametrize(
@@ -277,41 +279,41 @@ def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
         ("train_rl.py", False),
     ],
 )
-def test_a_script_that_trains_no_decoder_is_refused(program: str, taken: bool) -> None:
+def test_scripts_that_train_no_decoder_are_rejected(program: str, taken: bool) -> None:
     script = f"{program}\n{SMALL}"
     if taken:
-        assert read(script, 1)["model"]["layers"] == 2
+        assert import_mapping(script, 1)["model"]["layers"] == 2
         return
     with pytest.raises(InputError, match=r"run: starts \w+\.py; of Megatron-LM's programs pretrain_gpt\.py alone"):
-        read(script, 1)
+        import_mapping(script, 1)
 
 
-def test_the_whole_mixture_layer_again_beside_what_is_again_without() -> None:
+def test_moe_layer_recompute_is_added_to_the_modules() -> None:
     """Megatron-LM adds it to its modules, which are the scores of attention where none are named."""
-    mixture = SMALL + "--num-experts 4 --moe-token-dispatcher-type alltoall --moe-layer-recompute "
-    assert read(mixture, 1)["training"]["recompute"] == {"modules": ["core_attn", "moe"]}
-    named = f"{mixture} --recompute-granularity selective --recompute-modules layernorm moe"
-    assert read(named, 1)["training"]["recompute"] == {"modules": ["layernorm", "moe"]}
-    assert "recompute" not in read(SMALL + "--moe-layer-recompute", 1)["training"]
+    moe_arguments = SMALL + "--num-experts 4 --moe-token-dispatcher-type alltoall --moe-layer-recompute "
+    assert import_mapping(moe_arguments, 1)["training"]["recompute"] == {"modules": ["core_attn", "moe"]}
+    named = f"{moe_arguments} --recompute-granularity selective --recompute-modules layernorm moe"
+    assert import_mapping(named, 1)["training"]["recompute"] == {"modules": ["layernorm", "moe"]}
+    assert "recompute" not in import_mapping(SMALL + "--moe-layer-recompute", 1)["training"]
 
 
-def test_overlaps_of_tokens_that_do_not_travel_have_no_effect() -> None:
+def test_shared_expert_overlap_needs_expert_parallelism() -> None:
     text = SMALL + "--num-experts 4 --moe-shared-expert-overlap --moe-shared-expert-intermediate-size 64 "
     text += "--moe-token-dispatcher-type alltoall"
-    assert "overlap_shared_experts" not in read(text, 2)["layout"]
-    assert read(f"{text} --expert-model-parallel-size 2", 2)["layout"]["overlap_shared_experts"] is True
+    assert "overlap_shared_experts" not in import_mapping(text, 2)["layout"]
+    assert import_mapping(f"{text} --expert-model-parallel-size 2", 2)["layout"]["overlap_shared_experts"] is True
 
 
-def test_stages_of_a_layout_string_go_round_the_ranks() -> None:
+def test_stages_of_a_layout_string_are_interleaved() -> None:
     text = SMALL + "--num-layers 6 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|tt|tt|tL'"
-    made = Scenario.from_mapping(read(text, 2))
-    assert (made.schedule.name, made.placement.max_chunks) == ("interleaved", 2)
-    plain = text.replace("Et|tt|tt|tL", "Ettt|tttL")
-    assert Scenario.from_mapping(read(plain, 2)).schedule.name == "1f1b"
+    imported = Scenario.from_mapping(import_mapping(text, 2))
+    assert (imported.schedule.name, imported.placement.max_chunks) == ("interleaved", 2)
+    one_stage_per_rank = text.replace("Et|tt|tt|tL", "Ettt|tttL")
+    assert Scenario.from_mapping(import_mapping(one_stage_per_rank, 2)).schedule.name == "1f1b"
 
 
-def test_the_last_time_that_an_argument_is_given_counts() -> None:
-    assert read(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
+def test_the_last_occurrence_of_an_argument_counts() -> None:
+    assert import_mapping(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
 
 
 @pytest.mark.parametrize(
@@ -328,21 +330,21 @@ def test_the_last_time_that_an_argument_is_given_counts() -> None:
 )
 def test_arguments_of_variables_and_arithmetic(script: str) -> None:
     """As scripts of DeepSeek-V2-Lite (examples/post_training/modelopt/conf) and of Pai-Megatron-Patch have them."""
-    assert read(f"{SMALL}\n{script}\n", 1)["model"]["layers"] == 6
+    assert import_mapping(f"{SMALL}\n{script}\n", 1)["model"]["layers"] == 6
 
 
-def test_what_no_key_says_is_named() -> None:
-    found = import_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpu_count=1)
-    assert found.ignored_arguments == ("--use-something-new",)
+def test_unsupported_arguments_are_named() -> None:
+    imported = import_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpu_count=1)
+    assert imported.ignored_arguments == ("--use-something-new",)
 
 
-def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
+def test_a_misspelt_argument_gets_a_suggestion() -> None:
     """Not those that are told apart by a word, as Megatron-LM has many."""
-    found = import_megatron(
+    unsupported = import_megatron(
         SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpu_count=1
     ).ignored_arguments
-    named = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
-    assert found == (named, "--moe-router-topk-limit")
+    suggestion = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
+    assert unsupported == (suggestion, "--moe-router-topk-limit")
 
 
 @pytest.mark.parametrize(
@@ -357,16 +359,18 @@ def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
     ],
 )
 def test_cuda_graphs(arguments: str, captured: str) -> None:
-    found = import_megatron(SMALL + arguments, "run", gpu_count=1)
-    assert Scenario.from_mapping(found.mapping).framework.graph_capture.value == captured
+    imported = import_megatron(SMALL + arguments, "run", gpu_count=1)
+    assert Scenario.from_mapping(imported.mapping).framework.graph_capture.value == captured
     named = captured == "nothing" and "scope" in arguments
-    assert found.ignored_arguments == (("--cuda-graph-scope",) if named else ())
+    assert imported.ignored_arguments == (("--cuda-graph-scope",) if named else ())
 
 
-def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
-    found = import_megatron(SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpu_count=1)
-    assert found.mapping["model"]["vocab"] == 32000
-    assert any("32,000" in assumption for assumption in found.assumptions)
+def test_a_tokenizer_type_sets_the_vocabulary() -> None:
+    imported = import_megatron(
+        SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpu_count=1
+    )
+    assert imported.mapping["model"]["vocab"] == 32000
+    assert any("32,000" in assumption for assumption in imported.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +418,7 @@ def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
         (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*2 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
     ],
 )
-def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
+def test_unsupported_scripts_are_rejected(text: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)) as refused:
         import_megatron(text, "run")
     assert str(refused.value).startswith("run: ")

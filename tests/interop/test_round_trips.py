@@ -18,40 +18,42 @@ from tests.interop.test_megatron import MLA, SMALL
 from tests.strategies import mappings
 
 
-def imported(program: str, text: str, gpus: int) -> Scenario:
+def import_text(program: str, text: str, gpus: int) -> Scenario:
     return Scenario.from_mapping(IMPORTERS[program](text, "run", "dgx-h100", gpus).mapping, default_name="run")
 
 
-def exported(program: str, scenario: Scenario) -> ExportResult:
+def export_as(program: str, scenario: Scenario) -> ExportResult:
     return export_scenario(scenario, EXPORTERS[program])
 
 
-def again(program: str, scenario: Scenario) -> Scenario:
+def round_trip(program: str, scenario: Scenario) -> Scenario:
     """A scenario by way of its arguments, on its own cluster."""
-    found = IMPORTERS[program](exported(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size)
-    mapping = {key: value for key, value in scenario.to_mapping().items() if key not in found.mapping}
-    return Scenario.from_mapping({**mapping, **found.mapping, "cluster": scenario.to_mapping()["cluster"]})
+    reimported = IMPORTERS[program](
+        export_as(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size
+    )
+    mapping = {key: value for key, value in scenario.to_mapping().items() if key not in reimported.mapping}
+    return Scenario.from_mapping({**mapping, **reimported.mapping, "cluster": scenario.to_mapping()["cluster"]})
 
 
-def assert_comes_back(program: str, scenario: Scenario) -> None:
+def assert_round_trips(program: str, scenario: Scenario) -> None:
     """Nothing of what arguments said is lost or changed on the way out and in."""
-    out = exported(program, scenario)
-    assert out.differences == ()
-    back = imported(program, out.text, scenario.layout.world_size)
-    assert models_equivalent(back.model, scenario.model)
-    assert list(differing_keys(scenario, back)) == []
-    assert EXPORTERS[program].render(back) == EXPORTERS[program].render(scenario)
+    export_result = export_as(program, scenario)
+    assert export_result.differences == ()
+    reimported = import_text(program, export_result.text, scenario.layout.world_size)
+    assert models_equivalent(reimported.model, scenario.model)
+    assert list(differing_keys(scenario, reimported)) == []
+    assert EXPORTERS[program].render(reimported) == EXPORTERS[program].render(scenario)
 
 
 @pytest.mark.parametrize("name", MEGATRON)
-def test_megatron_s_examples_come_back(name: str) -> None:
-    assert_comes_back("megatron", imported("megatron", *MEGATRON[name]))
+def test_megatron_s_examples_round_trip(name: str) -> None:
+    assert_round_trips("megatron", import_text("megatron", *MEGATRON[name]))
 
 
 @pytest.mark.parametrize("name", TORCHTITAN)
-def test_torchtitan_s_examples_come_back(name: str) -> None:
+def test_torchtitan_s_examples_round_trip(name: str) -> None:
     text, gpus, _ = TORCHTITAN[name]
-    assert_comes_back("torchtitan", imported("torchtitan", text, gpus))
+    assert_round_trips("torchtitan", import_text("torchtitan", text, gpus))
 
 
 MEGATRON_CHOICES = (
@@ -80,7 +82,7 @@ MEGATRON_CHOICES = (
      "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
      "--mtp-num-layers 1 --position-embedding-type rope"],
 )  # fmt: skip
-MIXTURES = (
+MOE_CHOICES = (
     ["--moe-token-dispatcher-type alltoall", "", "--moe-token-dispatcher-type flex --moe-enable-deepep"],
     ["", "--cuda-graph-impl transformer_engine --cuda-graph-scope attn", "--expert-model-parallel-size 2",
      "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"],
@@ -97,27 +99,27 @@ MIXTURES = (
 def megatron_arguments(draw: st.DrawFn) -> str:
     chosen = [draw(st.sampled_from(choices)) for choices in MEGATRON_CHOICES]
     if draw(st.booleans()):
-        chosen += ["--num-experts 4 --sequence-parallel", *(draw(st.sampled_from(choices)) for choices in MIXTURES)]
+        chosen += ["--num-experts 4 --sequence-parallel", *(draw(st.sampled_from(choices)) for choices in MOE_CHOICES)]
     return f"{SMALL.replace('--bf16', '')} --num-layers 8 --global-batch-size 16 {' '.join(chosen)}"
 
 
-LAW = settings(
+PROPERTY_SETTINGS = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 
 
-@LAW
+@PROPERTY_SETTINGS
 @given(megatron_arguments())
-def test_any_megatron_arguments_that_are_legal_come_back(text: str) -> None:
+def test_all_legal_megatron_arguments_round_trip(text: str) -> None:
     try:
-        scenario = imported("megatron", text, 16)
+        scenario = import_text("megatron", text, 16)
     except InputError:
         assume(False)
-    assert_comes_back("megatron", scenario)
+    assert_round_trips("megatron", scenario)
 
 
-def test_latent_attention_comes_back() -> None:
-    assert_comes_back("megatron", imported("megatron", MLA, 64))
+def test_mla_round_trips() -> None:
+    assert_round_trips("megatron", import_text("megatron", MLA, 64))
 
 
 TITAN_CHOICES: dict[str, list[str]] = {
@@ -150,10 +152,10 @@ def toml(value: object) -> str:
 
 @st.composite
 def torchtitan_jobs(draw: st.DrawFn) -> str:
-    tiny = [model_flavor for model_flavor in FLAVORS if model_flavor.flavor.startswith("debug")]
-    model = draw(st.sampled_from(tiny))
-    drawn = {key: draw(st.sampled_from(values)) for key, values in TITAN_DEGREES.items()}
-    keys = [f"{key} = {toml(value)}" for key, value in drawn.items() if value is not None]
+    debug_flavors = [model_flavor for model_flavor in FLAVORS if model_flavor.flavor.startswith("debug")]
+    model = draw(st.sampled_from(debug_flavors))
+    values_by_key = {key: draw(st.sampled_from(values)) for key, values in TITAN_DEGREES.items()}
+    keys = [f"{key} = {toml(value)}" for key, value in values_by_key.items() if value is not None]
     converters = draw(
         st.sampled_from(["", "converters = ['float8']", "converters = ['float8', 'quantize.grouped_mm.float8']"])
     )
@@ -170,18 +172,18 @@ def torchtitan_jobs(draw: st.DrawFn) -> str:
     )
 
 
-@LAW
+@PROPERTY_SETTINGS
 @given(torchtitan_jobs())
-def test_any_torchtitan_job_that_is_legal_comes_back(text: str) -> None:
+def test_all_legal_torchtitan_jobs_round_trip(text: str) -> None:
     try:
-        scenario = imported("torchtitan", text, 16)
+        scenario = import_text("torchtitan", text, 16)
     except InputError:
         assume(False)
-    assert_comes_back("torchtitan", scenario)
+    assert_round_trips("torchtitan", scenario)
 
 
 @st.composite
-def asked_for(draw: st.DrawFn, program: str) -> Scenario:
+def scenarios(draw: st.DrawFn, program: str) -> Scenario:
     """A random scenario, its ranks in an order and its model with layers that the program might have."""
     mapping = draw(mappings())
     layout = mapping["layout"]
@@ -202,42 +204,45 @@ def asked_for(draw: st.DrawFn, program: str) -> Scenario:
 
 
 @pytest.mark.parametrize("program", EXPORTERS)
-@LAW
+@PROPERTY_SETTINGS
 @given(data=st.data())
-def test_what_does_not_come_back_is_named(program: str, data: st.DataObject) -> None:
+def test_lost_settings_are_remarked(program: str, data: st.DataObject) -> None:
     """Whatever a scenario says: either its arguments are refused, or all that differs is among the remarks."""
-    scenario = data.draw(asked_for(program))
+    scenario = data.draw(scenarios(program))
     try:
-        out = exported(program, scenario)
+        export_result = export_as(program, scenario)
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return
-    back = again(program, scenario)
-    asked = scenario.with_overrides(f"framework={EXPORTERS[program].framework}")
-    named = {difference.partition(":")[0] for difference in out.differences}
-    assert {key for key, *_ in differing_keys(asked, back)} <= named
-    assert (asked.model.layer_count, asked.layout.degrees) == (back.model.layer_count, back.layout.degrees)
-    assert all(f"# not said here: {item}" in out.text for item in out.differences)
+    reimported = round_trip(program, scenario)
+    expected = scenario.with_overrides(f"framework={EXPORTERS[program].framework}")
+    remarked_keys = {difference.partition(":")[0] for difference in export_result.differences}
+    assert {key for key, *_ in differing_keys(expected, reimported)} <= remarked_keys
+    assert (expected.model.layer_count, expected.layout.degrees) == (
+        reimported.model.layer_count,
+        reimported.layout.degrees,
+    )
+    assert all(f"# not said here: {item}" in export_result.text for item in export_result.differences)
 
 
-def test_a_default_that_neither_writes_is_named() -> None:
+def test_a_default_without_an_argument_is_remarked() -> None:
     """Here what the framework does beside the model, which arguments do not say, field by field."""
     scenario = Scenario.from_mapping({**PLAN, "framework": "megatron"}, ["training.overheads=none"])
-    named = [difference.partition(":")[0] for difference in exported("megatron", scenario).differences]
-    assert "training.overheads.zeroing" in named
-    assert len(named) == len(set(named))
+    remarked_keys = [difference.partition(":")[0] for difference in export_as("megatron", scenario).differences]
+    assert "training.overheads.zeroing" in remarked_keys
+    assert len(remarked_keys) == len(set(remarked_keys))
 
 
-def test_a_script_is_one_command_of_a_shell() -> None:
-    text = exported("megatron", imported("megatron", *MEGATRON["deepseek-v3"])).text
+def test_a_script_is_one_shell_command() -> None:
+    text = export_as("megatron", import_text("megatron", *MEGATRON["deepseek-v3"])).text
     commands = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     assert len(commands) == 1
-    words = shlex.split(commands[0])
-    assert words[:6] == ["torchrun", "--nproc_per_node", "8", "--nnodes", "32", "pretrain_gpt.py"]
-    assert words[words.index("--moe-layer-freq") + 1] == "[0]*3+[1]*58"
+    arguments = shlex.split(commands[0])
+    assert arguments[:6] == ["torchrun", "--nproc_per_node", "8", "--nnodes", "32", "pretrain_gpt.py"]
+    assert arguments[arguments.index("--moe-layer-freq") + 1] == "[0]*3+[1]*58"
 
 
-CASES: list[tuple[str, dict[str, Any], str]] = [
+REJECTED: list[tuple[str, dict[str, Any], str]] = [
     (
         "megatron",
         {"model": "gemma2-9b"},
@@ -263,11 +268,11 @@ PLAN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("program", "change", "said"), CASES)
-def test_what_cannot_be_said_is_refused(program: str, change: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("program", "change", "said"), REJECTED)
+def test_unsupported_scenarios_are_rejected(program: str, change: dict[str, Any], said: str) -> None:
     mapping = PLAN | change
     mapping["training"] = PLAN["training"] | change.get("training", {})
     with pytest.raises(InputError) as refused:
-        exported(program, Scenario.from_mapping(mapping, default_name="plan"))
+        export_as(program, Scenario.from_mapping(mapping, default_name="plan"))
     assert str(refused.value).startswith("plan: ")
     assert said in str(refused.value)

@@ -24,70 +24,70 @@ from clustersim.validation.cases import read_cases
 from tests.interop.repository_examples import TORCHTITAN
 
 STEPS = Path(str(files("clustersim.validation") / "published" / "steps.csv"))
-EAGER = {"early_stop": False}
+NO_EARLY_STOP = {"early_stop": False}
 MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 
 
-def read(text: str, gpus: int | None = None) -> dict[str, Any]:
+def import_mapping(text: str, gpus: int | None = None) -> dict[str, Any]:
     return dict(import_torchtitan(text, "job", gpu_count=gpus).mapping)
 
 
-def scenario(text: str, gpus: int | None = None) -> Scenario:
-    return Scenario.from_mapping(read(text, gpus))
+def import_scenario(text: str, gpus: int | None = None) -> Scenario:
+    return Scenario.from_mapping(import_mapping(text, gpus))
 
 
-def parallelism(keys: str, model: str = MODEL) -> str:
+def parallelism_section(keys: str, model: str = MODEL) -> str:
     return f"{model}[parallelism]\n{keys}\n"
 
 
 @pytest.mark.parametrize("name", TORCHTITAN)
-def test_the_examples_are_read_whole(name: str) -> None:
-    text, gpus, known = TORCHTITAN[name]
-    found = import_torchtitan(text, name, gpu_count=gpus)
-    made = Scenario.from_mapping(found.mapping)
-    assert made.layout.world_size == gpus
-    assert found.ignored_arguments == ()
-    if known is not None:
-        assert parameter_count(made.model) == parameter_count(load_preset(known))
+def test_the_examples_are_read_completely(name: str) -> None:
+    text, gpus, preset_name = TORCHTITAN[name]
+    import_result = import_torchtitan(text, name, gpu_count=gpus)
+    imported = Scenario.from_mapping(import_result.mapping)
+    assert imported.layout.world_size == gpus
+    assert import_result.ignored_arguments == ()
+    if preset_name is not None:
+        assert parameter_count(imported.model) == parameter_count(load_preset(preset_name))
 
 
-def test_llama_3_405b_is_fsdp_over_16_ranks_beside_8_way_tensor_parallelism_in_fp8() -> None:
+def test_llama_3_405b_is_fsdp_16_with_tp_8_in_fp8() -> None:
     text, gpus, _ = TORCHTITAN["llama3_405b"]
-    made = scenario(text, gpus)
-    layout, training = made.layout, made.training
+    imported = import_scenario(text, gpus)
+    layout, training = imported.layout, imported.training
     assert (layout.tp, layout.dp, layout.pp, layout.sequence_parallel, layout.tensor_overlap) == (8, 16, 1, True, True)
     assert layout.data == FullyShard(copies=True)
     assert (training.global_batch, training.microbatch) == (32, 2)
     assert (training.recompute, training.fused, training.early_stop) == (FullRecompute(), True, True)
-    assert made.to_mapping()["training"]["precision"] == {"compute": "fp8-tensorwise", "gathered": "fp8"}
+    assert imported.to_mapping()["training"]["precision"] == {"compute": "fp8-tensorwise", "gathered": "fp8"}
 
 
-def test_a_published_run_is_the_same_by_its_job_and_by_its_row() -> None:
+def test_a_published_run_equals_its_job_file() -> None:
     """Llama 3 8B on 8 H100, FSDP2 and compiled layers, of December 2024, before attention was cuDNN's.
 
     And before recomputation of eager layers stopped early, which compiled ones do in any case.
     """
-    job = parallelism("data_parallel_shard_degree = 8") + "[training]\nlocal_batch_size = 2\nseq_len = 8192\n"
+    job = parallelism_section("data_parallel_shard_degree = 8") + "[training]\nlocal_batch_size = 2\nseq_len = 8192\n"
     job += "[activation_checkpoint]\nselective_ac_option = 'op'\n[compile]\nenable = true\n"
-    row = next(
+    case = next(
         read_case
         for read_case in read_cases(STEPS, ["case_id"])
         if read_case.text("case_id") == "titan-T1-fsdp+compile"
     )
-    mine, theirs = scenario(job), Scenario.from_mapping(scenario_mapping(row))
-    assert models_equivalent(mine.model, theirs.model)
-    assert replace(mine.layout, backward_overlap=False) == theirs.layout
-    assert replace(mine.training, attention=theirs.training.attention) == theirs.training
+    from_job, from_case = import_scenario(job), Scenario.from_mapping(scenario_mapping(case))
+    assert models_equivalent(from_job.model, from_case.model)
+    assert replace(from_job.layout, backward_overlap=False) == from_case.layout
+    assert replace(from_job.training, attention=from_case.training.attention) == from_case.training
 
 
-def test_what_is_read_runs() -> None:
+def test_an_imported_job_can_be_simulated() -> None:
     text, gpus, _ = TORCHTITAN["debug_model"]
-    assert simulate(scenario(text, gpus)).step_time > 0.0
+    assert simulate(import_scenario(text, gpus)).step_time > 0.0
 
 
 def test_defaults_are_torchtitan_s() -> None:
     """A debug model, 8 sequences of 2,048 tokens on each rank, every second layer recomputed, PyTorch's loss."""
-    mapping = read("[model]\nname = 'llama3'", 2)
+    mapping = import_mapping("[model]\nname = 'llama3'", 2)
     assert mapping["model"]["hidden"] == 256
     assert mapping["layout"] == {"release_outputs": False, "data": "fsdp"}
     assert mapping["framework"] == "pytorch"
@@ -108,14 +108,14 @@ def test_defaults_are_torchtitan_s() -> None:
         ('fsdp_reshard_after_forward = "always"', 8, FullyShard(copies=True, reshard_after_forward=True)),
     ],
 )
-def test_replicas_and_shards_are_a_strategy(keys: str, gpus: int, data: object) -> None:
+def test_replicate_and_shard_degrees_select_the_strategy(keys: str, gpus: int, data: object) -> None:
     """Weights are cut over `shard` times the context-parallel ranks."""
-    assert scenario(parallelism(keys), gpus).layout.data == data
+    assert import_scenario(parallelism_section(keys), gpus).layout.data == data
 
 
-def test_degrees_say_how_many_gpus_where_none_is_left_open() -> None:
-    made = scenario(parallelism("data_parallel_shard_degree = 4\ntensor_parallel_degree = 8"))
-    assert (made.cluster.gpu_count, made.layout.dp) == (32, 4)
+def test_fixed_degrees_set_the_number_of_gpus() -> None:
+    imported = import_scenario(parallelism_section("data_parallel_shard_degree = 4\ntensor_parallel_degree = 8"))
+    assert (imported.cluster.gpu_count, imported.layout.dp) == (32, 4)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_degrees_say_how_many_gpus_where_none_is_left_open() -> None:
     ],
 )
 def test_schedules_have_their_stages(name: str, ours: str, chunks: int) -> None:
-    text = parallelism(f'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{name}"')
-    made = scenario(text + "[training]\nlocal_batch_size = 16", 8)
-    assert made.schedule.name == ours
-    assert made.placement.max_chunks == chunks
-    assert (made.microbatch_count, made.training.microbatch) == (16, 1)
+    text = parallelism_section(f'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{name}"')
+    imported = import_scenario(text + "[training]\nlocal_batch_size = 16", 8)
+    assert imported.schedule.name == ours
+    assert imported.placement.max_chunks == chunks
+    assert (imported.microbatch_count, imported.training.microbatch) == (16, 1)
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(32, 4), (126, 16), (80, 16), (61, 8), (6, 2), (3, 5)])
-def test_layers_are_dealt_evenly_with_the_ends(layers: int, stages: int) -> None:
+def test_layers_are_split_evenly_with_embedding_and_head(layers: int, stages: int) -> None:
     """With embedding and head as a layer each no two stages differ by more than one, the longer ones first."""
     counts = torchtitan_layer_split(layers, stages)
     assert counts is not None
@@ -148,22 +148,22 @@ def test_layers_are_dealt_evenly_with_the_ends(layers: int, stages: int) -> None
     assert slots[0] - slots[-1] in (0, 1)
 
 
-def test_layers_of_each_stage_and_modules_say_the_same() -> None:
+def test_layers_per_stage_and_module_lists_are_equivalent() -> None:
     keys = "pipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n"
     debug = "[model]\nflavor = 'debugmodel'\n"
-    most = read(parallelism(f"{keys}pipeline_parallel_layers_per_stage = 2", debug), 2)
-    parts = '[["tok_embeddings", "layers.0"], ["layers.1", "layers.2"], ["layers.3", "layers.4"], '
-    parts += '["layers.5", "norm", "output"]]'
-    listed = read(parallelism(f"{keys}module_fqns_per_model_part = {parts}", debug), 2)
-    assert most["layout"]["layers_per_stage"] == [1, 2, 2, 1] == listed["layout"]["layers_per_stage"]
-    assert most["schedule"] == {"interleaved": {"chunks": 2}} == listed["schedule"]
+    by_layers = import_mapping(parallelism_section(f"{keys}pipeline_parallel_layers_per_stage = 2", debug), 2)
+    modules = '[["tok_embeddings", "layers.0"], ["layers.1", "layers.2"], ["layers.3", "layers.4"], '
+    modules += '["layers.5", "norm", "output"]]'
+    by_modules = import_mapping(parallelism_section(f"{keys}module_fqns_per_model_part = {modules}", debug), 2)
+    assert by_layers["layout"]["layers_per_stage"] == [1, 2, 2, 1] == by_modules["layout"]["layers_per_stage"]
+    assert by_layers["schedule"] == {"interleaved": {"chunks": 2}} == by_modules["schedule"]
 
 
-def test_experts_are_cut_as_all_else_without_expert_parallelism() -> None:
-    mixture = '[model]\nname = "llama4"\nflavor = "debugmodel"\n'
+def test_experts_use_tp_without_expert_parallelism() -> None:
+    moe_model = '[model]\nname = "llama4"\nflavor = "debugmodel"\n'
     keys = "tensor_parallel_degree = 2\nexpert_tensor_parallel_degree = 1\n"
-    assert scenario(parallelism(keys, mixture), 8).layout.effective_etp == 2
-    folded = scenario(parallelism(f"{keys}expert_parallel_degree = 4", mixture), 8).layout
+    assert import_scenario(parallelism_section(keys, moe_model), 8).layout.effective_etp == 2
+    folded = import_scenario(parallelism_section(f"{keys}expert_parallel_degree = 4", moe_model), 8).layout
     assert (folded.ep, folded.effective_etp) == (4, 1)
 
 
@@ -171,9 +171,9 @@ def test_experts_are_cut_as_all_else_without_expert_parallelism() -> None:
     ("sections", "key", "value"),
     [
         ("[activation_checkpoint]\nmode = 'none'", "recompute", "none"),
-        ("[activation_checkpoint]\nselective_ac_option = 'op'", "recompute", {**EAGER, "mode": "selective_op"}),
-        ("[activation_checkpoint]\nselective_ac_option = '4'", "recompute", {**EAGER, "layers": 8}),
-        ("[activation_checkpoint]\nselective_ac_option = '1'", "recompute", {**EAGER, "mode": "full"}),
+        ("[activation_checkpoint]\nselective_ac_option = 'op'", "recompute", {**NO_EARLY_STOP, "mode": "selective_op"}),
+        ("[activation_checkpoint]\nselective_ac_option = '4'", "recompute", {**NO_EARLY_STOP, "layers": 8}),
+        ("[activation_checkpoint]\nselective_ac_option = '1'", "recompute", {**NO_EARLY_STOP, "mode": "full"}),
         ("[compile]\nenable = true", "fused", True),
         ("[compile]\nenable = true\ncomponents = ['loss']", "fused", False),
         ("[training]\ndtype = 'bfloat16'", "precision", {"compute": "bf16", "master": "none", "moments": "bf16"}),
@@ -183,7 +183,7 @@ def test_experts_are_cut_as_all_else_without_expert_parallelism() -> None:
     ],
 )  # fmt: skip
 def test_keys_of_training(sections: str, key: str, value: object) -> None:
-    mapping = read(f"{MODEL}{sections}", 4)
+    mapping = import_mapping(f"{MODEL}{sections}", 4)
     assert mapping["training"][key] == value
     Scenario.from_mapping(mapping)
 
@@ -196,29 +196,29 @@ def test_keys_of_training(sections: str, key: str, value: object) -> None:
         ("quantize.linear.mx", "quantize.linear.mx", {"compute": "mxfp8"}),
     ],
 )
-def test_converters_say_the_format(converter: str, section: str, precision: object) -> None:
+def test_converters_set_the_precision(converter: str, section: str, precision: object) -> None:
     sections = f"[{section}]\nfilter_fqns = ['output']\n"
     text = MODEL + f"converters = ['{converter}']\n"
-    assert read(text + sections, 4)["training"]["precision"] == precision
-    assert read(MODEL + sections, 4)["training"]["precision"] == {"compute": "bf16"}
+    assert import_mapping(text + sections, 4)["training"]["precision"] == precision
+    assert import_mapping(MODEL + sections, 4)["training"]["precision"] == {"compute": "bf16"}
 
 
-def test_what_no_key_says_is_named_where_it_has_an_effect() -> None:
+def test_unsupported_keys_are_named_where_they_have_an_effect() -> None:
     text = MODEL + "[optimizer]\nimplementation = 'for-loop'\n[fault_tolerance]\nenable = true\n[parallelism]\n"
     text += "context_parallel_rotate_method = 'alltoall'\n"
-    named = ("[optimizer] implementation", "[fault_tolerance]")
-    assert import_torchtitan(text, "job", gpu_count=4).ignored_arguments == named
-    found = import_torchtitan(f"{text}context_parallel_degree = 2", "job", gpu_count=4).ignored_arguments
-    assert set(found) == {*named, "[parallelism] context_parallel_rotate_method"}
+    always_named = ("[optimizer] implementation", "[fault_tolerance]")
+    assert import_torchtitan(text, "job", gpu_count=4).ignored_arguments == always_named
+    unsupported = import_torchtitan(f"{text}context_parallel_degree = 2", "job", gpu_count=4).ignored_arguments
+    assert set(unsupported) == {*always_named, "[parallelism] context_parallel_rotate_method"}
 
 
 @pytest.mark.parametrize("flavor", FLAVORS, ids=lambda each: f"{each.name} {each.flavor}")
 def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
     """And by its attention, where models are the same with masks between documents and without."""
-    found = matching_flavor(flavor_model(flavor), flavor.attention)
-    assert found is not None
-    assert (found.name, found.attention) == (flavor.name, flavor.attention)
-    assert flavor_model(found).stack == flavor_model(flavor).stack
+    matching = matching_flavor(flavor_model(flavor), flavor.attention)
+    assert matching is not None
+    assert (matching.name, matching.attention) == (flavor.name, flavor.attention)
+    assert flavor_model(matching).stack == flavor_model(flavor).stack
 
 
 @pytest.mark.parametrize(
@@ -230,17 +230,17 @@ def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
         ("gpt_oss", "20b", 20.9), ("gpt_oss", "120b", 116.8),
     ],
 )  # fmt: skip
-def test_flavors_have_as_many_parameters_as_their_papers_say(name: str, flavor: str, billions: float) -> None:
+def test_flavors_have_the_published_parameter_counts(name: str, flavor: str, billions: float) -> None:
     """Llama 4 without its vision part (109 B and 400 B in all)."""
-    made = next(
+    model = next(
         flavor_model(model_flavor)
         for model_flavor in FLAVORS
         if (model_flavor.name, model_flavor.flavor) == (name, flavor)
     )
-    assert parameter_count(made) / 1e9 == pytest.approx(billions, rel=0.007)
+    assert parameter_count(model) / 1e9 == pytest.approx(billions, rel=0.007)
 
 
-REFUSED = [
+REJECTED = [
     ("", "has no sections of a torchtitan job"),
     ("[model", "is not TOML"),
     ("[[model]]\nname = 'llama3'", "model is a section, not a value; write [model] above its keys"),
@@ -296,14 +296,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), REFUSED)
-def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
-    whole = text if "[model" in text or not text.startswith("[") else MODEL + text
+@pytest.mark.parametrize(("text", "said"), REJECTED)
+def test_unsupported_jobs_are_rejected(text: str, said: str) -> None:
+    job = text if "[model" in text or not text.startswith("[") else MODEL + text
     with pytest.raises(InputError, match=re.escape(said)) as refused:
-        import_torchtitan(whole, "job", gpu_count=8)
+        import_torchtitan(job, "job", gpu_count=8)
     assert str(refused.value).startswith("job: ")
 
 
-def test_where_nothing_says_how_many_gpus_it_is_asked_for() -> None:
+def test_an_open_number_of_gpus_must_be_given() -> None:
     with pytest.raises(InputError, match="give --gpus, a multiple of replicate 1 x cp 1 x tp 2 x pp 1 = 2"):
-        import_torchtitan(parallelism("tensor_parallel_degree = 2"), "job")
+        import_torchtitan(parallelism_section("tensor_parallel_degree = 2"), "job")

@@ -36,7 +36,17 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
 )
 from clustersim.program.task import CollectiveType
-from tests.cost.records import CONDITIONS, DEVICE, H100, MODEL, calls, fit, line, product, row
+from tests.cost.records import (
+    CONDITIONS,
+    DEVICE,
+    H100,
+    MODEL,
+    collective_fit,
+    collective_samples,
+    kernel_fit_of,
+    kernel_sample,
+    matmul_kernel,
+)
 
 SIZES = st.integers(1, 1 << 16)
 SECONDS = st.floats(1e-7, 1e3)
@@ -71,7 +81,7 @@ def spreads(draw: st.DrawFn) -> TimeStatistics:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> KernelSample:
+def kernel_samples(draw: st.DrawFn) -> KernelSample:
     shape: KernelShape = draw(st.one_of(MATMULS, ATTENTIONS, STREAMS))
     kind = draw(st.sampled_from(KernelKind))
     outcome = draw(st.sampled_from(MeasurementOutcome))
@@ -80,18 +90,18 @@ def rows(draw: st.DrawFn) -> KernelSample:
     return KernelSample(draw(TEXT), kind, draw(st.sampled_from(DType)), shape, *amounts, time, outcome, draw(TEXT))
 
 
-BESIDE = st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])
+OVERLAPPED_KINDS = st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])
 
 
 @st.composite
 def records(draw: st.DrawFn) -> CalibrationRecord:
-    kernels = draw(st.lists(rows(), max_size=6, unique_by=lambda each: each.signature))
-    timed = [kernel for kernel in kernels if kernel.time is not None]
-    beside = [
+    kernels = draw(st.lists(kernel_samples(), max_size=6, unique_by=lambda sample: sample.signature))
+    timed_samples = [sample for sample in kernels if sample.time is not None]
+    overlapped_samples = [
         InterferenceSample(
-            kernel_sample, draw(st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])), draw(spreads())
+            sample, draw(st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])), draw(spreads())
         )
-        for kernel_sample in timed[:1]
+        for sample in timed_samples[:1]
     ]
     payloads = draw(st.lists(st.floats(1.0, 1e12), max_size=4, unique=True))
     measured = st.dictionaries(TEXT, st.floats(-50.0, 1e4), max_size=2)
@@ -99,12 +109,12 @@ def records(draw: st.DrawFn) -> CalibrationRecord:
         device=draw(st.builds(DeviceInfo, TEXT, TEXT, st.floats(0.0, 1e12), st.integers(0, 200), TEXT)),
         conditions=MeasurementConditions(draw(TEXT), draw(TEXT), draw(TEXT), draw(st.integers(1, 8)), draw(measured)),
         kernels=tuple(kernels),
-        collectives=calls({payload: draw(SECONDS) for payload in payloads}),
+        collectives=collective_samples({payload: draw(SECONDS) for payload in payloads}),
         copies=(CopySample("device", 1e9, draw(spreads())),),
-        beside=tuple(beside),
+        beside=tuple(overlapped_samples),
         launch_interval=draw(st.none() | SECONDS),
-        kernel_fit=draw(st.none() | st.just(fit(matmul_bf16=0.1))),
-        collective_fits=(line(1e-5, 1e11, 0.1),),
+        kernel_fit=draw(st.none() | st.just(kernel_fit_of(matmul_bf16=0.1))),
+        collective_fits=(collective_fit(1e-5, 1e11, 0.1),),
         origin=draw(st.sampled_from(RecordOrigin)),
         derivation=draw(TEXT),
     )
@@ -120,41 +130,48 @@ def test_a_record_that_is_written_and_read_is_the_same(record: CalibrationRecord
 
 
 @given(st.lists(st.tuples(MATMULS, SECONDS), min_size=1, max_size=8, unique_by=lambda each: each[0]), st.data())
-def test_a_measured_kernel_does_not_depend_on_what_else_was_measured(measured: list[tuple[MatmulShape, float]], data):
+def test_a_measured_kernel_does_not_depend_on_other_samples(measured: list[tuple[MatmulShape, float]], data):
     """Nor on the order of the rows, nor on whether there is a fit; what is shorter than its launch takes that."""
-    made = [row(product(shape), seconds, 0.1) for shape, seconds in measured]
-    chosen = data.draw(st.sampled_from(made))
-    alone = MeasuredKernels(CalibrationRecord(DEVICE, CONDITIONS, (chosen,)), H100).time_kernel(chosen.kernel)
-    among = CalibrationRecord(DEVICE, CONDITIONS, tuple(data.draw(st.permutations(made))), kernel_fit=fit())
-    timing = MeasuredKernels(among, H100).time_kernel(chosen.kernel)
-    assert timing == alone
+    samples = [kernel_sample(matmul_kernel(shape), seconds, 0.1) for shape, seconds in measured]
+    chosen = data.draw(st.sampled_from(samples))
+    expected = MeasuredKernels(CalibrationRecord(DEVICE, CONDITIONS, (chosen,)), H100).time_kernel(chosen.kernel)
+    full_record = CalibrationRecord(
+        DEVICE, CONDITIONS, tuple(data.draw(st.permutations(samples))), kernel_fit=kernel_fit_of()
+    )
+    timing = MeasuredKernels(full_record, H100).time_kernel(chosen.kernel)
+    assert timing == expected
     assert timing.provenance is Provenance.MEASURED
     assert chosen.time is not None
     assert timing.seconds == max(chosen.time.seconds, H100.efficiency.launch_interval)
 
 
 @given(st.lists(MATMULS, min_size=1, max_size=12, unique=True), MATMULS)
-def test_rows_that_follow_the_model_say_what_the_model_says(shapes: list[MatmulShape], sought: MatmulShape):
+def test_samples_equal_to_the_model_reproduce_the_model(shapes: list[MatmulShape], queried: MatmulShape):
     """Wherever the kernel lies; between rows it is the model itself, not nearly."""
-    kernels = [product(shape) for shape in shapes]
+    kernels = [matmul_kernel(shape) for shape in shapes]
     record = CalibrationRecord(
-        DEVICE, CONDITIONS, tuple(row(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+        DEVICE, CONDITIONS, tuple(kernel_sample(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
     )
-    timing = MeasuredKernels(record, H100).time_kernel(product(sought))
-    assert timing.seconds == MODEL.time_kernel(product(sought)).seconds
+    timing = MeasuredKernels(record, H100).time_kernel(matmul_kernel(queried))
+    assert timing.seconds == MODEL.time_kernel(matmul_kernel(queried)).seconds
 
 
 @given(st.lists(MATMULS, min_size=4, max_size=12, unique=True), MATMULS, st.floats(0.25, 4.0))
-def test_a_unit_of_time_changes_nothing_between_rows_but_the_unit(shapes, sought: MatmulShape, factor: float):
+def test_scaling_all_samples_scales_the_interpolation(shapes, queried: MatmulShape, factor: float):
     """Rows that all take `factor` times as long lead to as much, but for what is taken off the common level.
 
     The level of n rows of equal ratio is met but for a part of about (1 + noise) / (n level), less than 13 % of it.
     """
-    kernels = [product(shape) for shape in shapes]
+    kernels = [matmul_kernel(shape) for shape in shapes]
     record = CalibrationRecord(
-        DEVICE, CONDITIONS, tuple(row(kernel, factor * MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+        DEVICE,
+        CONDITIONS,
+        tuple(kernel_sample(kernel, factor * MODEL.time_kernel(kernel).seconds) for kernel in kernels),
     )
-    timing, model = MeasuredKernels(record, H100).time_kernel(product(sought)), MODEL.time_kernel(product(sought))
+    timing, model = (
+        MeasuredKernels(record, H100).time_kernel(matmul_kernel(queried)),
+        MODEL.time_kernel(matmul_kernel(queried)),
+    )
     if timing.provenance is Provenance.INTERPOLATED:
         assert timing.seconds / model.seconds == pytest.approx(factor, rel=0.2)
 
@@ -164,34 +181,34 @@ def test_a_unit_of_time_changes_nothing_between_rows_but_the_unit(shapes, sought
     st.floats(0.25, 4.0),
     st.floats(0.25, 4.0),
 )
-def test_a_record_carried_over_scales_what_bounds_each_kernel(shapes, compute: float, bandwidth: float):
+def test_a_scaled_record_scales_each_kernels_bottleneck(shapes, compute: float, bandwidth: float):
     kernels = [_kernel(shape) for shape in shapes]
     record = CalibrationRecord(
-        DEVICE, CONDITIONS, tuple(row(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+        DEVICE, CONDITIONS, tuple(kernel_sample(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
     )
-    there = scale_record(record, compute=compute, bandwidth=bandwidth)
+    scaled_record = scale_record(record, compute=compute, bandwidth=bandwidth)
     ratios = {Bottleneck.COMPUTE: compute, Bottleneck.MEMORY: bandwidth, Bottleneck.LAUNCH: 1.0}
-    for before, after in zip(record.kernels, there.kernels, strict=True):
+    for before, after in zip(record.kernels, scaled_record.kernels, strict=True):
         assert before.time is not None
         assert after.time is not None
         ratio = ratios[MODEL.time_kernel(before.kernel).bottleneck]
         assert after.time.seconds == pytest.approx(before.time.seconds / ratio, rel=1e-12)
         assert after.time.dispersion == pytest.approx(before.time.dispersion, abs=1e-12)
-    assert there.origin is RecordOrigin.DERIVED
+    assert scaled_record.origin is RecordOrigin.DERIVED
 
 
 @given(st.lists(MATMULS, min_size=1, max_size=6, unique=True))
-def test_carried_over_by_one_nothing_changes_but_its_origin(shapes: list[MatmulShape]):
-    kernels = [product(shape) for shape in shapes]
+def test_scaling_by_one_changes_only_the_origin(shapes: list[MatmulShape]):
+    kernels = [matmul_kernel(shape) for shape in shapes]
     record = CalibrationRecord(
-        DEVICE, CONDITIONS, tuple(row(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+        DEVICE, CONDITIONS, tuple(kernel_sample(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
     )
-    same = scale_record(record, compute=1.0, bandwidth=1.0)
-    assert replace(same, origin=RecordOrigin.MEASURED, derivation="") == record
+    unscaled = scale_record(record, compute=1.0, bandwidth=1.0)
+    assert replace(unscaled, origin=RecordOrigin.MEASURED, derivation="") == record
 
 
 def _kernel(shape: KernelShape) -> Kernel:
     if isinstance(shape, MatmulShape):
-        return product(shape)
+        return matmul_kernel(shape)
     elements = getattr(shape, "elements", 1)
     return Kernel("streamed", KernelKind.NORM, DType.BF16, 0.0, 4.0 * elements, shape)

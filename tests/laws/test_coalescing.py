@@ -13,57 +13,63 @@ from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import OperationSpans
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
-from tests.laws.timelines import same
-from tests.strategies import costed, fold, scenarios
+from tests.laws.timelines import assert_same_trace
+from tests.strategies import costed_programs, fold_ranks, scenarios
 
 
-def equal(whole: OperationTraceReader, pieces: OperationTraceReader, tolerance: float) -> None:
+def assert_equal_operations(
+    coalesced: OperationTraceReader, fine_grained: OperationTraceReader, tolerance: float
+) -> None:
     """Every operation of every simulated rank; run one by one, all have been written."""
-    ranks = pieces.trace.simulated_ranks.tolist()
-    assert sum(len(pieces.rank_spans(rank)) for rank in ranks) == len(pieces.operation_log)
+    ranks = fine_grained.trace.simulated_ranks.tolist()
+    assert sum(len(fine_grained.rank_spans(rank)) for rank in ranks) == len(fine_grained.operation_log)
     for rank in ranks:
-        _equal(whole.rank_spans(rank), pieces.rank_spans(rank), tolerance)
+        _assert_equal_spans(coalesced.rank_spans(rank), fine_grained.rank_spans(rank), tolerance)
 
 
-def _equal(mine: OperationSpans, other: OperationSpans, tolerance: float) -> None:
-    assert mine.task.tolist() == other.task.tolist()
-    assert mine.operation.tolist() == other.operation.tolist()
-    for left, right in zip(mine.columns[3:], other.columns[3:], strict=True):
-        assert np.abs(left - right).max(initial=0.0) <= tolerance
+def _assert_equal_spans(spans: OperationSpans, other_spans: OperationSpans, tolerance: float) -> None:
+    assert spans.task.tolist() == other_spans.task.tolist()
+    assert spans.operation.tolist() == other_spans.operation.tolist()
+    for column, other_column in zip(spans.columns[3:], other_spans.columns[3:], strict=True):
+        assert np.abs(column - other_column).max(initial=0.0) <= tolerance
 
 
-def ran(program: Program, classes: SymmetryClasses, cost: SegmentCost, *, coalesce: bool) -> OperationTraceReader:
+def run_and_read_operations(
+    program: Program, classes: SymmetryClasses, cost: SegmentCost, *, coalesce: bool
+) -> OperationTraceReader:
     return OperationTraceReader(
         program, classes, cost, None, *simulate_program(program, classes, cost, coalesce=coalesce)
     )
 
 
-@given(costed())
+@given(costed_programs())
 @examples(200)
-def test_coalesced_is_fine_grained_in_any_program(cost: UnitCost) -> None:
+def test_coalesced_equals_fine_grained_in_random_programs(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
-    program, blocks = cost.program, cost.blocks
-    for classes in (fold(program, blocks), singleton_classes(program)):
-        whole, pieces = (ran(program, classes, blocks, coalesce=item) for item in (True, False))
-        same(whole.trace, pieces.trace)
-        equal(whole, pieces, 0.0)
+    program, blocks = cost.program, cost.segment_cost
+    for classes in (fold_ranks(program, blocks), singleton_classes(program)):
+        coalesced, fine_grained = (
+            run_and_read_operations(program, classes, blocks, coalesce=coalesce) for coalesce in (True, False)
+        )
+        assert_same_trace(coalesced.trace, fine_grained.trace)
+        assert_equal_operations(coalesced, fine_grained, 0.0)
 
 
 @given(scenarios())
 @examples(60)
-def test_coalesced_is_fine_grained_in_training_steps(scenario: Scenario) -> None:
-    result, fine = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
-    same(result.trace, fine.trace, relative=1e-9)
-    equal(result.operation_trace, fine.operation_trace, 1e-9 * result.step_time)
-    same_breakdown(result, fine)
+def test_coalesced_equals_fine_grained_in_training_steps(scenario: Scenario) -> None:
+    result, fine_grained = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
+    assert_same_trace(result.trace, fine_grained.trace, relative=1e-9)
+    assert_equal_operations(result.operation_trace, fine_grained.operation_trace, 1e-9 * result.step_time)
+    assert_same_breakdown(result, fine_grained)
 
 
-def same_breakdown(whole: SimulationResult, fine: SimulationResult) -> None:
+def assert_same_breakdown(result: SimulationResult, other: SimulationResult) -> None:
     """Every rank's parts, to the rounding of the times that they are made of."""
-    assert np.abs(whole.breakdown.seconds - fine.breakdown.seconds).max() <= 1e-8 * whole.step_time
+    assert np.abs(result.breakdown.seconds - other.breakdown.seconds).max() <= 1e-8 * result.step_time
 
 
-def test_two_that_end_together_are_waited_for_as_one() -> None:
+def test_tied_predecessors_give_the_same_breakdown_coalesced_or_not() -> None:
     """The layers that a stage gathers come as its first message does, but for the last bit of the time.
 
     Which of both a rank waited for then depended on how the step was run: exposed pp or dp.
@@ -87,4 +93,4 @@ def test_two_that_end_together_are_waited_for_as_one() -> None:
             "training": {"sequence": 128, "global_batch": 32, "recompute": "full"},
         }
     )  # fmt: skip
-    same_breakdown(simulate(tied), simulate(tied.with_overrides("cost.coalesce=false")))
+    assert_same_breakdown(simulate(tied), simulate(tied.with_overrides("cost.coalesce=false")))

@@ -29,11 +29,11 @@ KINDS = st.sampled_from([*REDUCTIONS, CollectiveType.ALL_TO_ALL, CollectiveType.
 
 
 @dataclass(frozen=True)
-class Machine:
+class ClusterParameters:
     """Six nodes of `gpus` GPUs, NVLink over `joined` nodes, `nics` per node, units of two nodes under leaves."""
 
     gpus: int
-    joined: int
+    nodes_per_domain: int
     nvlink: Port
     nics: int
     nic: Port
@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def domain(self) -> int:
-        return self.gpus * self.joined
+        return self.gpus * self.nodes_per_domain
 
     @property
     def fabric(self) -> ClosFabric:
@@ -57,7 +57,7 @@ class Machine:
 
 
 MACHINES = st.builds(
-    Machine,
+    ClusterParameters,
     gpus=st.sampled_from([4, 8]),
     joined=st.sampled_from([1, 2, 3]),
     nvlink=st.builds(Port, st.floats(200e9, 1800e9), st.floats(0.1 * US, 3 * US)),
@@ -69,7 +69,7 @@ MACHINES = st.builds(
 
 
 @st.composite
-def groups(draw: st.DrawFn, machine: Machine) -> IntArray:
+def rank_groups(draw: st.DrawFn, machine: ClusterParameters) -> IntArray:
     """Groups of a layout over neighbours or over strides, or one group of any GPUs."""
     world = NODES * machine.gpus
     if draw(st.booleans()):
@@ -81,122 +81,138 @@ def groups(draw: st.DrawFn, machine: Machine) -> IntArray:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Machine, IntArray, CollectiveType, float]:
+def collective_cases(draw: st.DrawFn) -> tuple[ClusterParameters, IntArray, CollectiveType, float]:
     machine = draw(MACHINES)
-    return machine, draw(groups(machine)), draw(KINDS), draw(PAYLOADS)
+    return machine, draw(rank_groups(machine)), draw(KINDS), draw(PAYLOADS)
 
 
-def seconds(machine: Machine, members: IntArray, kind: CollectiveType, payload: float) -> np.ndarray:
+def collective_seconds(
+    machine: ClusterParameters, members: IntArray, kind: CollectiveType, payload: float
+) -> np.ndarray:
     """What each group takes."""
     return select_variants(Tuner(machine.fabric, NCCL).evaluate_variants(kind, members), payload).seconds
 
 
-def faster(port: Port, factor: float) -> Port:
+def with_bandwidth_factor(port: Port, factor: float) -> Port:
     return replace(port, bandwidth=port.bandwidth * factor)
 
 
-@given(asked(), st.floats(1.0, 8.0))
+@given(collective_cases(), st.floats(1.0, 8.0))
 @examples(200)
 def test_more_bandwidth_or_less_latency_never_makes_a_collective_slower(case, factor):
     machine, members, kind, payload = case
-    before = seconds(machine, members, kind, payload)
+    before = collective_seconds(machine, members, kind, payload)
     for better in (
-        replace(machine, nvlink=faster(machine.nvlink, factor)),
-        replace(machine, nic=faster(machine.nic, factor)),
+        replace(machine, nvlink=with_bandwidth_factor(machine.nvlink, factor)),
+        replace(machine, nic=with_bandwidth_factor(machine.nic, factor)),
         replace(machine, nvlink=replace(machine.nvlink, latency=machine.nvlink.latency / factor)),
         replace(machine, nic=replace(machine.nic, latency=machine.nic.latency / factor)),
         replace(machine, oversubscription=max(1.0, machine.oversubscription / factor)),
     ):
-        assert (seconds(better, members, kind, payload) <= before * (1 + 1e-9)).all()
+        assert (collective_seconds(better, members, kind, payload) <= before * (1 + 1e-9)).all()
 
 
-@given(asked())
+@given(collective_cases())
 @examples(100)
 def test_more_network_ports_under_one_leaf_never_make_a_collective_slower(case):
     machine, members, kind, payload = case
-    racks = replace(machine, rails=False)
-    more = replace(racks, nics=machine.gpu_count)
-    assert (seconds(more, members, kind, payload) <= seconds(racks, members, kind, payload) * (1 + 1e-9)).all()
+    single_leaf = replace(machine, rails=False)
+    more_nics = replace(single_leaf, nics=machine.gpu_count)
+    assert (
+        collective_seconds(more_nics, members, kind, payload)
+        <= collective_seconds(single_leaf, members, kind, payload) * (1 + 1e-9)
+    ).all()
 
 
-def must_cross(machine: Machine, group: IntArray, kind: CollectiveType) -> float:
+def min_seconds_per_byte(machine: ClusterParameters, group: IntArray, kind: CollectiveType) -> float:
     """Seconds per byte of payload that the network ports of the busiest domain need at least.
 
     A domain with m of n members must take in what the others gathered, the sum of what they hold (or their parts of
     it), or what they send to each of its members.
     """
-    worst, n = 0.0, len(group)
+    worst, group_size = 0.0, len(group)
     domains = group // machine.domain
     for domain in np.unique(domains):
-        mine = group[domains == domain]
-        ports = len(np.unique(mine * machine.nics // machine.gpus)) * machine.nic.bandwidth
-        m = len(mine)
-        taken = {
-            CollectiveType.ALL_REDUCE: 1.0 if m < n else 0.0,
-            CollectiveType.ALL_GATHER: (n - m) / n,
-            CollectiveType.REDUCE_SCATTER: max(m, n - m) / n if m < n else 0.0,  # in: m parts; out: sums of the others'
-            CollectiveType.ALL_TO_ALL: m * (n - m) / n,
+        domain_members = group[domains == domain]
+        ports = len(np.unique(domain_members * machine.nics // machine.gpus)) * machine.nic.bandwidth
+        member_count = len(domain_members)
+        payload_share = {
+            CollectiveType.ALL_REDUCE: 1.0 if member_count < group_size else 0.0,
+            CollectiveType.ALL_GATHER: (group_size - member_count) / group_size,
+            CollectiveType.REDUCE_SCATTER: max(member_count, group_size - member_count) / group_size
+            if member_count < group_size
+            else 0.0,  # in: m parts; out: sums of the others'
+            CollectiveType.ALL_TO_ALL: member_count * (group_size - member_count) / group_size,
         }
-        worst = max(worst, taken[kind] / ports)
+        worst = max(worst, payload_share[kind] / ports)
     return worst
 
 
-@given(asked().filter(lambda case: case[2] is not CollectiveType.BROADCAST))
+@given(collective_cases().filter(lambda case: case[2] is not CollectiveType.BROADCAST))
 @examples(200)
-def test_no_collective_is_faster_than_what_must_cross_the_ports_of_a_domain(case):
+def test_no_collective_beats_the_port_bandwidth_bound_of_a_domain(case):
     machine, members, kind, payload = case
-    found = seconds(machine, members, kind, payload)
-    least = np.array([must_cross(machine, group, kind) for group in members]) * payload
-    assert (found >= least * (1 - 1e-9)).all()
+    actual = collective_seconds(machine, members, kind, payload)
+    bound = np.array([min_seconds_per_byte(machine, group, kind) for group in members]) * payload
+    assert (actual >= bound * (1 - 1e-9)).all()
 
 
-@given(asked())
+@given(collective_cases())
 @examples(200)
-def test_a_reduction_and_a_gathering_move_no_less_than_both_together_must(case):
+def test_reduce_scatter_plus_all_gather_respect_the_bandwidth_bound(case):
     """Every member must receive n-1 n-ths of the payload twice, by NVLink and its network port at best at once."""
     machine, members, _, payload = case
     n = members.shape[1]
-    both = sum(seconds(machine, members, kind, payload) for kind in REDUCTIONS[1:])
+    total_seconds = sum(collective_seconds(machine, members, kind, payload) for kind in REDUCTIONS[1:])
     ports = machine.nvlink.bandwidth + machine.nic.bandwidth
-    assert (both >= 2 * (n - 1) / n * payload / ports).all()
+    assert (total_seconds >= 2 * (n - 1) / n * payload / ports).all()
 
 
 @st.composite
-def fillings(draw: st.DrawFn) -> tuple[Machine, list[int]]:
+def domain_occupancies(draw: st.DrawFn) -> tuple[ClusterParameters, list[int]]:
     """A machine with a network port per GPU, slower than NVLink, and how many GPUs of each domain a group has."""
     machine = draw(MACHINES)
     nic = replace(machine.nic, bandwidth=min(machine.nic.bandwidth, machine.nvlink.bandwidth / 8))
     machine = replace(machine, nics=machine.gpus, nic=nic, oversubscription=1.0)
-    count = NODES // machine.joined
-    most = st.integers(1, machine.domain - 1)
-    return machine, draw(st.lists(most, min_size=2, max_size=count))
+    count = NODES // machine.nodes_per_domain
+    occupancy = st.integers(1, machine.domain - 1)
+    return machine, draw(st.lists(occupancy, min_size=2, max_size=count))
 
 
-def filled(machine: Machine, per_domain: list[int]) -> IntArray:
-    return np.array([[machine.domain * i + place for i, many in enumerate(per_domain) for place in range(many)]])
+def group_with_occupancy(machine: ClusterParameters, per_domain: list[int]) -> IntArray:
+    return np.array([[machine.domain * i + index for i, count in enumerate(per_domain) for index in range(count)]])
 
 
-@given(fillings(), st.data())
+@given(domain_occupancies(), st.data())
 @examples(200)
-def test_a_gpu_more_in_a_domain_costs_no_more_than_its_rounds_and_its_part(case, data):
+def test_one_more_gpu_costs_at_most_its_steps_and_payload_share(case, data):
     """Of large payloads: n-1 n-ths become n of n+1; the rounds of one more member are far below a millisecond."""
     machine, per_domain = case
     kind = data.draw(st.sampled_from(REDUCTIONS))
-    place = data.draw(st.integers(0, len(per_domain) - 1))
-    more = [many + (number == place) for number, many in enumerate(per_domain)]
+    grown_domain = data.draw(st.integers(0, len(per_domain) - 1))
+    grown = [count + (domain == grown_domain) for domain, count in enumerate(per_domain)]
     n, payload = sum(per_domain), 1e10
-    before, after = (seconds(machine, filled(machine, item), kind, payload)[0] for item in (per_domain, more))
+    before, after = (
+        collective_seconds(machine, group_with_occupancy(machine, occupancy), kind, payload)[0]
+        for occupancy in (per_domain, grown)
+    )
     assert after <= before * n**2 / (n**2 - 1) * 1.01 + 1e-3
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
-@given(fillings())
+@given(domain_occupancies())
 @examples(50)
-def test_uneven_domains_cost_no_more_than_the_smallest_in_all_of_them(kind, case):
+def test_uneven_domains_cost_no_more_than_the_smallest_everywhere(kind, case):
     """What the fullest domain passes on inside NVLink is all that comes on top, as NVLink is 8 times as fast."""
     machine, per_domain = case
     payload, n = 1e10, sum(per_domain)
     even = [min(per_domain)] * len(per_domain)
-    uneven, least = (seconds(machine, filled(machine, item), kind, payload)[0] for item in (per_domain, even))
+    uneven_seconds, even_seconds = (
+        collective_seconds(machine, group_with_occupancy(machine, occupancy), kind, payload)[0]
+        for occupancy in (per_domain, even)
+    )
     m = sum(even)
-    assert uneven <= least * (n - 1) / n * m / (m - 1) * 1.01 + 2 * payload / machine.nvlink.bandwidth + 1e-3
+    assert (
+        uneven_seconds
+        <= even_seconds * (n - 1) / n * m / (m - 1) * 1.01 + 2 * payload / machine.nvlink.bandwidth + 1e-3
+    )

@@ -12,46 +12,49 @@ from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from tests.conftest import examples
 from tests.laws.test_trace import check_trace
-from tests.laws.timelines import same
+from tests.laws.timelines import assert_same_trace
 from tests.strategies import mappings
 
-PLACES = ["one switch", "racks"]
-SMALLER = {"accelerator": "a100-sxm-80gb"}
+FABRICS = ["one switch", "racks"]
+A100_NODE = {"accelerator": "a100-sxm-80gb"}
 
 
 @st.composite
-def disturbed(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
+def degraded_scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
     """Training steps of 2 to 16 GPUs with one thing wrong, on either network."""
-    mapping: dict[str, Any] = draw(mappings(draw(st.sampled_from(PLACES))))
+    mapping: dict[str, Any] = draw(mappings(draw(st.sampled_from(FABRICS))))
     assume(mapping["layout"].get("data") != "data_parallel")
     gpus = mapping["cluster"]["gpus"]
-    wrong = draw(_wrong(gpus))
-    if wrong.pop("mixed", None):
-        mapping["cluster"] = {**mapping["cluster"], "mixed": [{"nodes": [draw(_node(gpus))], **SMALLER}]}
+    degradation = draw(_degradations(gpus))
+    if degradation.pop("mixed", None):
+        mapping["cluster"] = {**mapping["cluster"], "mixed": [{"nodes": [draw(_node_ids(gpus))], **A100_NODE}]}
         mapping["training"]["precision"] = "bf16"  # which the smaller ones compute in, too
     if jitter:
-        wrong["jitter"] = {"std": "2 %", "distribution": draw(st.sampled_from(["normal", "lognormal", "exponential"]))}
+        degradation["jitter"] = {
+            "std": "2 %",
+            "distribution": draw(st.sampled_from(["normal", "lognormal", "exponential"])),
+        }
     cost = {
         "network": draw(st.sampled_from(["uncontended", "shared"])),
         "interference": draw(st.sampled_from([0.0, 0.2, 1.0])),
     }
-    whole = {**mapping, "disturbances": wrong, "cost": cost, "steps": draw(st.sampled_from([1, 1, 1, 2]))}
+    full_mapping = {**mapping, "disturbances": degradation, "cost": cost, "steps": draw(st.sampled_from([1, 1, 1, 2]))}
     try:
-        return Scenario.from_mapping(whole)
+        return Scenario.from_mapping(full_mapping)
     except InputError as error:  # a dead link that leaves no way
         assert "dead" in str(error) or "reach" in str(error), error
         assume(False)
         raise
 
 
-def _node(gpus: int) -> st.SearchStrategy[int]:
+def _node_ids(gpus: int) -> st.SearchStrategy[int]:
     return st.integers(0, gpus // 2 - 1)
 
 
 @st.composite
-def _wrong(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
+def _degradations(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
     gpu = draw(st.integers(0, gpus - 1))
-    node = draw(_node(gpus))
+    node = draw(_node_ids(gpus))
     kinds: dict[str, dict[str, Any]] = {
         "nothing": {},
         "slow GPU": {"slow": [{"gpu": gpu, "speed": draw(st.sampled_from([0.5, 0.9]))}]},
@@ -67,48 +70,48 @@ def _wrong(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
     return kinds[kind]
 
 
-@given(disturbed())
+@given(degraded_scenarios())
 @examples(100)
-def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None:
-    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
+def test_folded_equals_unfolded_with_degradations(scenario: Scenario) -> None:
+    folded, unfolded_result = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     event(f"{folded.rank_count} ranks in {folded.simulated_rank_count} classes")
-    same(folded.trace, every.trace, relative=1e-9)
+    assert_same_trace(folded.trace, unfolded_result.trace, relative=1e-9)
 
 
-@given(disturbed() | disturbed(jitter=True))
+@given(degraded_scenarios() | degraded_scenarios(jitter=True))
 @examples(70)
-def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) -> None:
-    whole, fine = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
-    same(whole.trace, fine.trace, relative=1e-9)
+def test_coalesced_equals_fine_grained_with_degradations(scenario: Scenario) -> None:
+    coalesced, fine = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
+    assert_same_trace(coalesced.trace, fine.trace, relative=1e-9)
     rank = scenario.layout.world_size - 1
-    mine, other = whole.operation_spans(rank), fine.operation_spans(rank)
-    assert np.abs(mine.end - other.end).max(initial=0.0) <= 1e-9 * fine.trace.makespan
+    spans, fine_spans = coalesced.operation_spans(rank), fine.operation_spans(rank)
+    assert np.abs(spans.end - fine_spans.end).max(initial=0.0) <= 1e-9 * fine.trace.makespan
 
 
-@given(disturbed() | disturbed(jitter=True))
+@given(degraded_scenarios() | degraded_scenarios(jitter=True))
 @examples(60)
-def test_every_answer_adds_up_where_something_is_wrong(scenario: Scenario) -> None:
+def test_breakdowns_and_critical_paths_sum_with_degradations(scenario: Scenario) -> None:
     result = simulate(scenario)
     check_trace(result.trace, result.program)
     for rank in range(result.rank_count):
-        parts = result.breakdown.rank_seconds(rank)
-        assert sum(parts.values()) == pytest.approx(result.step_time, rel=1e-9)
-        assert min(parts.values()) >= -1e-9 * result.step_time
+        categories = result.breakdown.rank_seconds(rank)
+        assert sum(categories.values()) == pytest.approx(result.step_time, rel=1e-9)
+        assert min(categories.values()) >= -1e-9 * result.step_time
     assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time, rel=1e-9)
     assert result.step_times.sum() == pytest.approx(result.trace.makespan, rel=1e-12)
     assert sum(result.provenance_shares.values()) == pytest.approx(1.0)
 
 
-@given(disturbed(jitter=True))
+@given(degraded_scenarios(jitter=True))
 @examples(25)
-def test_the_same_disturbed_scenario_gives_the_same_bytes(scenario: Scenario) -> None:
+def test_the_same_degraded_scenario_gives_the_same_bytes(scenario: Scenario) -> None:
     again = Scenario.from_mapping(scenario.to_mapping())
     assert pickle.dumps(simulate(scenario).trace) == pickle.dumps(simulate(again).trace)
 
 
-@given(disturbed())
+@given(degraded_scenarios())
 @examples(40)
-def test_jitter_of_nothing_changes_nothing(scenario: Scenario) -> None:
+def test_zero_jitter_changes_nothing(scenario: Scenario) -> None:
     """With a deviation of 0, all ranks are run, at the times of their classes."""
     jittered = simulate(scenario.with_overrides("disturbances.jitter=0 %"))
-    same(simulate(scenario).trace, jittered.trace, relative=1e-9)
+    assert_same_trace(simulate(scenario).trace, jittered.trace, relative=1e-9)

@@ -16,10 +16,10 @@ SHARES = st.floats(0.3, 1.0)
 
 
 @st.composite
-def gpus(draw: st.DrawFn) -> GpuGroup:
+def gpu_groups(draw: st.DrawFn) -> GpuGroup:
     tdp = draw(st.floats(50.0, 2000.0))
     power = PowerSpec(
-        tdp, draw(st.floats(0.05, 0.3)) * tdp, draw(st.none() | st.floats(1.0, 2.0).map(lambda more: more * tdp))
+        tdp, draw(st.floats(0.05, 0.3)) * tdp, draw(st.none() | st.floats(1.0, 2.0).map(lambda factor: factor * tdp))
     )
     powers = PowerOverrides(streaming=draw(SHARES), communicating=draw(SHARES))
     seconds = {activity: draw(SECONDS) for activity in GpuActivity}
@@ -28,58 +28,63 @@ def gpus(draw: st.DrawFn) -> GpuGroup:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> Economics:
-    one = draw(gpus())
-    time = sum(one.activity_seconds.values())
+def step_economics(draw: st.DrawFn) -> Economics:
+    group = draw(gpu_groups())
+    time = sum(group.activity_seconds.values())
     return Economics(
-        (one,), time, draw(st.floats(1.0, 1e9)), draw(st.floats(1.0, 2.0)), 1e-4, draw(st.floats(1.0, 1e14))
+        (group,), time, draw(st.floats(1.0, 1e9)), draw(st.floats(1.0, 2.0)), 1e-4, draw(st.floats(1.0, 1e14))
     )
 
 
-def priced(step: Economics, times: float) -> Economics:
-    (one,) = step.gpu_groups
-    assert one.quote is not None
-    dearer = replace(one.quote, price=replace(one.quote.price, amount=times * one.quote.price.amount))
-    return replace(step, gpu_groups=(replace(one, quote=dearer),))
+def with_price_factor(step: Economics, factor: float) -> Economics:
+    (group,) = step.gpu_groups
+    assert group.quote is not None
+    quote = replace(group.quote, price=replace(group.quote.price, amount=factor * group.quote.price.amount))
+    return replace(step, gpu_groups=(replace(group, quote=quote),))
 
 
-@given(steps())
+@given(step_economics())
 @examples(200)
 def test_twice_the_price_is_twice_the_cost_and_the_same_energy(step: Economics) -> None:
-    twice = priced(step, 2.0)
+    twice = with_price_factor(step, 2.0)
     assert twice.cost_per_step == pytest.approx(2 * (step.cost_per_step or 0.0))
     assert twice.run_cost == pytest.approx(2 * (step.run_cost or 0.0))
     assert twice.energy_per_step == step.energy_per_step
 
 
-@given(steps())
+@given(step_economics())
 @examples(200)
-def test_power_is_between_idle_and_the_limit_with_the_rest_of_the_node(step: Economics) -> None:
-    (one,) = step.gpu_groups
-    assert one.power_draw is not None
-    idle, most = one.power_draw.by_activity[GpuActivity.WAITING], one.power_draw.by_activity[GpuActivity.MATMUL]
-    assert idle * (1 - 1e-9) <= (step.gpu_power or 0.0) <= most * (1 + 1e-9)
-    assert step.power_per_gpu == pytest.approx((step.gpu_power or 0.0) + (one.power_draw.node_rest or 0.0))
+def test_power_is_between_idle_and_the_limit_plus_node_overhead(step: Economics) -> None:
+    (group,) = step.gpu_groups
+    assert group.power_draw is not None
+    idle_power, max_power = (
+        group.power_draw.by_activity[GpuActivity.WAITING],
+        group.power_draw.by_activity[GpuActivity.MATMUL],
+    )
+    assert idle_power * (1 - 1e-9) <= (step.gpu_power or 0.0) <= max_power * (1 + 1e-9)
+    assert step.power_per_gpu == pytest.approx((step.gpu_power or 0.0) + (group.power_draw.node_rest or 0.0))
     assert step.power == pytest.approx(step.gpu_count * (step.power_per_gpu or 0.0) * step.pue)
 
 
-@given(steps())
+@given(step_economics())
 @examples(200)
-def test_parts_sum_and_what_is_told_of_tokens_is_one_rate(step: Economics) -> None:
-    parts, energy, cost = step.energy_by_activity, step.energy_per_step, step.cost_per_step
-    assert parts is not None
+def test_activity_energies_sum_and_token_rates_agree(step: Economics) -> None:
+    energy_shares, energy, cost = step.energy_by_activity, step.energy_per_step, step.cost_per_step
+    assert energy_shares is not None
     assert energy is not None
     assert cost is not None
-    assert sum(parts.values()) == pytest.approx(energy)
+    assert sum(energy_shares.values()) == pytest.approx(energy)
     assert step.run_energy == pytest.approx(energy * (step.run_tokens or 0.0) / step.tokens)
     assert step.cost_per_trillion_tokens == pytest.approx(cost * 1e12 / step.tokens)
     assert step.run_carbon == pytest.approx((step.run_energy or 0.0) * 1e-4)
 
 
-@given(steps(), st.integers(1, 50))
+@given(step_economics(), st.integers(1, 50))
 @examples(200)
-def test_a_job_cut_in_two_kinds_that_are_alike_is_the_whole_job(step: Economics, first: int) -> None:
-    (one,) = step.gpu_groups
-    both = replace(step, gpu_groups=(replace(one, gpu_count=first), one))
-    assert both.cost_per_step == pytest.approx((step.cost_per_step or 0.0) * both.gpu_count / one.gpu_count)
-    assert both.energy_per_step == pytest.approx((step.energy_per_step or 0.0) * both.gpu_count / one.gpu_count)
+def test_two_equal_gpu_groups_cost_as_much_as_one(step: Economics, first_count: int) -> None:
+    (group,) = step.gpu_groups
+    split_job = replace(step, gpu_groups=(replace(group, gpu_count=first_count), group))
+    assert split_job.cost_per_step == pytest.approx((step.cost_per_step or 0.0) * split_job.gpu_count / group.gpu_count)
+    assert split_job.energy_per_step == pytest.approx(
+        (step.energy_per_step or 0.0) * split_job.gpu_count / group.gpu_count
+    )

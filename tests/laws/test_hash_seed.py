@@ -30,7 +30,7 @@ for trace in (result.trace, *(job.rows.trace for job in result.neighbours)):
 """
 
 
-def told(seed: str) -> str:
+def run_with_hash_seed(seed: str) -> str:
     """What a process with this hash seed finds, and in which order it asks what exchanges cost."""
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     return subprocess.run(
@@ -38,6 +38,6 @@ def told(seed: str) -> str:
     ).stdout
 
 
-def test_traces_and_what_they_rest_on_do_not_depend_on_the_hash_seed() -> None:
+def test_traces_and_cost_lookups_do_not_depend_on_the_hash_seed() -> None:
     """What a cost source remembers may depend on what it is asked first, so the order of questions counts, too."""
-    assert told("1") == told("2")
+    assert run_with_hash_seed("1") == run_with_hash_seed("2")

@@ -11,10 +11,10 @@ from clustersim.results.memory_check import memory_timelines, peak_memory
 from clustersim.scenario import Scenario
 from tests.conftest import examples
 
-ROOM = 1.0 + 1e-9
+TOLERANCE = 1.0 + 1e-9
 
 
-def _base(draw: st.DrawFn) -> dict[str, Any]:
+def _draw_mapping(draw: st.DrawFn) -> dict[str, Any]:
     tp, pp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     dp = draw(st.sampled_from([1, 2, 4]))
     microbatch = draw(st.sampled_from([1, 2]))
@@ -42,7 +42,7 @@ def _base(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-BASES = st.composite(_base)()
+MAPPINGS = st.composite(_draw_mapping)()
 
 
 def _changed(base: dict[str, Any], *changes: str) -> Scenario:
@@ -54,98 +54,104 @@ def _changed(base: dict[str, Any], *changes: str) -> Scenario:
         raise
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_a_larger_microbatch_never_needs_less(base: dict[str, Any]) -> None:
-    once, twice = (_changed(base, f"training.microbatch={number}") for number in (2, 4))
-    assert peak_memory(twice) * ROOM >= peak_memory(once)
+def test_a_larger_microbatch_never_needs_less_memory(base: dict[str, Any]) -> None:
+    smaller, larger = (_changed(base, f"training.microbatch={microbatch}") for microbatch in (2, 4))
+    assert peak_memory(larger) * TOLERANCE >= peak_memory(smaller)
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_a_longer_sequence_never_needs_less(base: dict[str, Any]) -> None:
-    short, long = (_changed(base, f"training.sequence={number}") for number in (512, 1024))
-    assert peak_memory(long) * ROOM >= peak_memory(short)
+def test_a_longer_sequence_never_needs_less_memory(base: dict[str, Any]) -> None:
+    short_scenario, long_scenario = (_changed(base, f"training.sequence={sequence}") for sequence in (512, 1024))
+    assert peak_memory(long_scenario) * TOLERANCE >= peak_memory(short_scenario)
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_states_of_more_sharding_never_take_more(base: dict[str, Any]) -> None:
+def test_a_higher_zero_stage_never_takes_more_state_memory(base: dict[str, Any]) -> None:
     """ZeRO's stages; what buffers and gathered layers take beside is not shared out, so of the states alone."""
-    held = []
+    state_bytes = []
     for stage in ("ddp", "zero1", "zero2", "fsdp"):
         ledgers = memory_timelines(_changed(base, f"layout.data={stage}"))
-        held.append([sum(ledger.resident[use] for use in SHARDED_CATEGORIES) for ledger in ledgers])
-    for less, more in zip(held[1:], held, strict=False):
-        assert all(a <= b * ROOM for a, b in zip(less, more, strict=True))
+        state_bytes.append([sum(ledger.resident[use] for use in SHARDED_CATEGORIES) for ledger in ledgers])
+    for more_sharded, less_sharded in zip(state_bytes[1:], state_bytes, strict=False):
+        assert all(a <= b * TOLERANCE for a, b in zip(more_sharded, less_sharded, strict=True))
 
 
-@given(BASES, st.sampled_from(["zero1", "fsdp"]))
+@given(MAPPINGS, st.sampled_from(["zero1", "fsdp"]))
 @examples(60)
-def test_more_replicas_that_share_states_never_need_more(base: dict[str, Any], data: str) -> None:
+def test_more_sharding_replicas_never_need_more_memory(base: dict[str, Any], data: str) -> None:
     """As many microbatches of as many tokens; but for the buffers of one group more where there was none."""
     layout = base["layout"]
-    few, many = (
+    two_replicas, eight_replicas = (
         _changed(
             base, f"layout.data={data}", f"layout.dp={dp}", f"cluster.gpus={layout['tp'] * layout['pp'] * dp}",
             f"training.global_batch={dp * 8}",
         ) for dp in (2, 8)
     )  # fmt: skip
-    assert peak_memory(many) <= peak_memory(few) * ROOM
+    assert peak_memory(eight_replicas) <= peak_memory(two_replicas) * TOLERANCE
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_recomputing_more_never_keeps_more(base: dict[str, Any]) -> None:
+def test_full_recompute_never_needs_more_memory(base: dict[str, Any]) -> None:
     """At the peak a whole layer is there again, beside what the others keep: no more than if all were kept."""
     none, full = (_changed(base, "schedule=1f1b", f"training.recompute={kind}") for kind in ("none", "full"))
-    assert peak_memory(full) <= peak_memory(none) * ROOM
+    assert peak_memory(full) <= peak_memory(none) * TOLERANCE
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_releasing_outputs_never_needs_more(base: dict[str, Any]) -> None:
-    held, freed = (_changed(base, f"layout.release_outputs={item}") for item in ("false", "true"))
-    assert peak_memory(freed) <= peak_memory(held) * ROOM
+def test_releasing_outputs_never_needs_more_memory(base: dict[str, Any]) -> None:
+    kept_outputs, released = (
+        _changed(base, f"layout.release_outputs={release_outputs}") for release_outputs in ("false", "true")
+    )
+    assert peak_memory(released) <= peak_memory(kept_outputs) * TOLERANCE
     if base["layout"]["pp"] == 1:
-        assert peak_memory(freed) == peak_memory(held)
+        assert peak_memory(released) == peak_memory(kept_outputs)
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_zero_bubble_needs_no_more_than_1f1b_and_one_microbatchs_waiting(base: dict[str, Any]) -> None:
+def test_zero_bubble_needs_at_most_1f1b_plus_deferred_gradients(base: dict[str, Any]) -> None:
     """ZB-1p keeps p microbatches on every rank, as 1F1B does on its first.
 
     Beside them there is what one microbatch's waiting may exceed its activations by, and what passes; a last rank of
     1F1B has one microbatch, so the bound is taken with the fullest stage's activations, p times.
     """
-    ours = _changed(base, "schedule=zb-1p", "training.recompute=none")
-    theirs = _changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_of_1f1b(base)}")
-    ours_peak = max(memory_timeline.peak_activations for memory_timeline in memory_timelines(ours))
-    theirs_peak = max(memory_ledger.peak_activations for memory_ledger in memory_timelines(theirs))
-    one = memory_timelines(
-        _changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_one(base)}")
+    zero_bubble = _changed(base, "schedule=zb-1p", "training.recompute=none")
+    gpipe = _changed(
+        base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_pipeline_depth_batch(base)}"
+    )
+    zero_bubble_peak = max(memory_timeline.peak_activations for memory_timeline in memory_timelines(zero_bubble))
+    gpipe_peak = max(memory_ledger.peak_activations for memory_ledger in memory_timelines(gpipe))
+    single_microbatch = memory_timelines(
+        _changed(
+            base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_single_microbatch_batch(base)}"
+        )
     )
     # a single microbatch at its fullest holds what is kept of it and what passes; waiting is at most three times that
-    assert ours_peak <= theirs_peak + 3 * max(item.peak_activations for item in one)
+    assert zero_bubble_peak <= gpipe_peak + 3 * max(item.peak_activations for item in single_microbatch)
 
 
-def _of_1f1b(base: dict[str, Any]) -> int:
+def _pipeline_depth_batch(base: dict[str, Any]) -> int:
     """A batch of p microbatches, which GPipe keeps all at once on every rank."""
     layout = base["layout"]
     return int(layout["pp"] * layout["dp"] * base["training"]["microbatch"])
 
 
-def _one(base: dict[str, Any]) -> int:
+def _single_microbatch_batch(base: dict[str, Any]) -> int:
     return int(base["layout"]["dp"] * base["training"]["microbatch"])
 
 
-@given(BASES)
+@given(MAPPINGS)
 @examples(60)
-def test_parts_sum_to_the_peak_and_libraries_take_what_the_framework_says(base: dict[str, Any]) -> None:
+def test_categories_sum_to_the_peak_and_workspace_is_the_frameworks(base: dict[str, Any]) -> None:
     scenario = _changed(base)
-    for memory_timeline in memory_timelines(scenario):
-        parts = memory_timeline.peak_by_category()
-        assert abs(sum(parts.values()) - memory_timeline.peak) <= 1e-6 * memory_timeline.peak
-        assert parts[MemoryCategory.WORKSPACE] == scenario.framework.workspace_bytes
-        assert all(size >= 0.0 for size in parts.values())
+    for ledger in memory_timelines(scenario):
+        peak_bytes = ledger.peak_by_category()
+        assert abs(sum(peak_bytes.values()) - ledger.peak) <= 1e-6 * ledger.peak
+        assert peak_bytes[MemoryCategory.WORKSPACE] == scenario.framework.workspace_bytes
+        assert all(size >= 0.0 for size in peak_bytes.values())

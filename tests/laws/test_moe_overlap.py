@@ -14,23 +14,23 @@ from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.action import Action, OverlappedPair
 from clustersim.program.task import CollectiveTask, ComputeTask, Stream
 from tests.conftest import examples
-from tests.laws.timelines import same
+from tests.laws.timelines import assert_same_trace
 
 MODEL = {
     "layers": 8, "hidden": 1024, "heads": 8, "kv_heads": 4, "ffn": 2048, "vocab": 2048, "max_positions": 1024,
     "experts": {"count": 8, "top_k": 2, "ffn": 2048, "shared": 1024},
 }  # fmt: skip
-OVERLAP = "layout.overlap_expert_communication"
+OVERLAP_KEY = "layout.overlap_expert_communication"
 
 
 @st.composite
 def mappings(draw: st.DrawFn) -> dict[str, Any]:
     """A mixture on 8 GPUs, in which tokens travel beside computation."""
     tp, pp = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]))
-    room = 8 // pp
-    ep = draw(st.sampled_from([item for item in (2, 4, 8) if room % item == 0]))
+    ranks_per_stage = 8 // pp
+    ep = draw(st.sampled_from([item for item in (2, 4, 8) if ranks_per_stage % item == 0]))
     schedule = draw(st.sampled_from(["interleaved", "dualpipev"] if pp > 1 else ["1f1b"]))
-    etp = draw(st.sampled_from([element for element in {1, tp} if room % (ep * element) == 0]))
+    etp = draw(st.sampled_from([element for element in {1, tp} if ranks_per_stage % (ep * element) == 0]))
     layout = {
         "tp": tp, "pp": pp, "ep": ep, "etp": etp, "sequence_parallel": tp > 1,
         "overlap_expert_communication": True,
@@ -55,14 +55,14 @@ def mappings(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def parts(mapping: dict[str, Any], **changes: object) -> RenderedResult:
+def simulate_with_cost(mapping: dict[str, Any], **changes: object) -> RenderedResult:
     """A result of the same with other costs."""
     return simulate(Scenario.from_mapping({**mapping, "cost": mapping["cost"] | changes}))
 
 
 @given(mappings())
 @examples(10)
-def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longest(mapping: dict[str, Any]) -> None:
+def test_an_overlapped_pair_takes_between_its_longest_pass_and_the_sum(mapping: dict[str, Any]) -> None:
     """The same order, its pairs side by side and in turn; nobody shares links, kernels are not slowed.
 
     From when both passes have begun, the rank always computes or sends, so they are done in at most what they take one
@@ -70,42 +70,46 @@ def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longes
     """
     mapping["layout"] = mapping["layout"] | {"delay_wgrad": False}
     mapping["cost"] = {"network": "uncontended", "interference": 0.0}
-    beside = Scenario.from_mapping(mapping)
-    order = beside.effective_schedule.order(beside.layout.pp, beside.microbatch_count)
-    rows = [",".join(map(str, steps)) for steps in order]
-    told = {"orders": {"rows": rows, "placement": list(beside.placement.stage_ranks)}}
-    written = Scenario.from_mapping({**mapping, "schedule": told})
-    paired, in_turn = simulate(beside), simulate(written.with_overrides(f"{OVERLAP}=false"))
-    assert simulate(written).step_time == paired.step_time
-    if beside.layout.pp == 1:
-        assert paired.step_time <= in_turn.step_time * (1 + 1e-9)
-    for rank in paired.trace.simulated_ranks.tolist():
-        spans, alone = _spans(paired, rank), _spans(in_turn, rank)
+    overlapped = Scenario.from_mapping(mapping)
+    order = overlapped.effective_schedule.order(overlapped.layout.pp, overlapped.microbatch_count)
+    lines = [",".join(map(str, steps)) for steps in order]
+    schedule = {"orders": {"rows": lines, "placement": list(overlapped.placement.stage_ranks)}}
+    custom = Scenario.from_mapping({**mapping, "schedule": schedule})
+    overlapped_result, sequential_result = simulate(overlapped), simulate(custom.with_overrides(f"{OVERLAP_KEY}=false"))
+    assert simulate(custom).step_time == overlapped_result.step_time
+    if overlapped.layout.pp == 1:
+        assert overlapped_result.step_time <= sequential_result.step_time * (1 + 1e-9)
+    for rank in overlapped_result.trace.simulated_ranks.tolist():
+        spans, sequential_spans = _action_spans(overlapped_result, rank), _action_spans(sequential_result, rank)
         for pair in (
-            step for step in order[int(paired.program.program_index[rank])] if isinstance(step, OverlappedPair)
+            step
+            for step in order[int(overlapped_result.program.program_index[rank])]
+            if isinstance(step, OverlappedPair)
         ):
-            both = np.array([*spans[pair.forward], *spans[pair.backward]])
-            passes = [np.array(alone[action]) for action in pair]
-            took = sum(float((times[:, 1] - times[:, 0]).sum()) for times in passes)
-            begun = max(spans[action][0][0] for action in pair)
-            assert both[:, 1].max() - begun <= took * (1 + 1e-9)
-            computes = float((both[:, 1] - both[:, 0]).sum())
-            assert both[:, 1].max() - both[:, 0].min() >= max(computes, took - computes) * (1 - 1e-9)
+            pair_times = np.array([*spans[pair.forward], *spans[pair.backward]])
+            passes = [np.array(sequential_spans[action]) for action in pair]
+            sequential_seconds = sum(float((times[:, 1] - times[:, 0]).sum()) for times in passes)
+            both_started = max(spans[action][0][0] for action in pair)
+            assert pair_times[:, 1].max() - both_started <= sequential_seconds * (1 + 1e-9)
+            compute_seconds = float((pair_times[:, 1] - pair_times[:, 0]).sum())
+            assert pair_times[:, 1].max() - pair_times[:, 0].min() >= max(
+                compute_seconds, sequential_seconds - compute_seconds
+            ) * (1 - 1e-9)
 
 
-def _spans(result: RenderedResult, rank: int) -> dict[Action, list[tuple[float, float]]]:
+def _action_spans(result: RenderedResult, rank: int) -> dict[Action, list[tuple[float, float]]]:
     """When the compute tasks of each action ran on a rank."""
     tasks, trace = result.program.programs[int(result.program.program_index[rank])].tasks, result.trace
-    found: dict[Action, list[tuple[float, float]]] = {}
-    for row in trace.rank_events(rank, Stream.COMPUTE).tolist():
-        task = tasks[int(trace.task[row])]
+    spans: dict[Action, list[tuple[float, float]]] = {}
+    for event_index in trace.rank_events(rank, Stream.COMPUTE).tolist():
+        task = tasks[int(trace.task[event_index])]
         if isinstance(task, ComputeTask) and task.action is not None:
-            found.setdefault(task.action, []).append((float(trace.start[row]), float(trace.end[row])))
-    return found
+            spans.setdefault(task.action, []).append((float(trace.start[event_index]), float(trace.end[event_index])))
+    return spans
 
 
 @st.composite
-def uneven(draw: st.DrawFn) -> dict[str, Any]:
+def imbalanced_mappings(draw: st.DrawFn) -> dict[str, Any]:
     """The same, whose loads may differ by rank, layer and step, or whose shared experts are beside tokens instead."""
     mapping = draw(mappings())
     mapping["training"]["expert_load"] = draw(st.sampled_from(["balanced", 0.3]))
@@ -116,62 +120,70 @@ def uneven(draw: st.DrawFn) -> dict[str, Any]:
     return mapping | {"steps": draw(st.integers(1, 2))}
 
 
-@given(uneven())
+@given(imbalanced_mappings())
 @examples(10)
-def test_folded_is_unfolded_and_coalesced_is_fine_grained(mapping: dict[str, Any]) -> None:
-    folded = parts(mapping)
-    same(folded.trace, parts(mapping, symmetry="off").trace, relative=1e-9)
-    same(folded.trace, parts(mapping, coalesce=False).trace, relative=1e-9)
+def test_overlap_folding_and_coalescing_change_no_time(mapping: dict[str, Any]) -> None:
+    folded = simulate_with_cost(mapping)
+    assert_same_trace(folded.trace, simulate_with_cost(mapping, symmetry="off").trace, relative=1e-9)
+    assert_same_trace(folded.trace, simulate_with_cost(mapping, coalesce=False).trace, relative=1e-9)
 
 
 @given(mappings(), st.booleans())
 @examples(20)
-def test_cohorts_of_pairs_are_ranks_one_by_one(mapping: dict[str, Any], drawn: bool) -> None:
+def test_overlapped_vectorized_engine_equals_the_scalar_engine(mapping: dict[str, Any], drawn: bool) -> None:
     """Every rank with what it waited and was slowed; no order of pairs needs a clock."""
     mapping["training"] |= {"expert_load": 0.3 if drawn else "balanced"}
-    made = build_simulation(Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}}))
-    assert can_vectorize(made.program)
-    together = VectorizedEngine(made.program, made.classes, made.cost, None).simulate_all()
-    assert together is not None
-    same(together, simulate_scalar(made.program, made.classes, made.cost)[0], relative=1e-9)
+    prepared = build_simulation(
+        Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}})
+    )
+    assert can_vectorize(prepared.program)
+    vectorized_trace = VectorizedEngine(prepared.program, prepared.classes, prepared.cost, None).simulate_all()
+    assert vectorized_trace is not None
+    assert_same_trace(
+        vectorized_trace, simulate_scalar(prepared.program, prepared.classes, prepared.cost)[0], relative=1e-9
+    )
 
 
-@given(uneven())
+@given(imbalanced_mappings())
 @examples(10)
-def test_parts_sum_to_the_step_and_what_is_inside_blocks_to_them(mapping: dict[str, Any]) -> None:
-    result = parts(mapping)
+def test_categories_sum_to_the_step_and_operations_end_with_their_tasks(mapping: dict[str, Any]) -> None:
+    result = simulate_with_cost(mapping)
     assert np.allclose(result.breakdown.seconds.sum(axis=1), result.trace.makespan / result.scenario.steps)
     assert (result.breakdown.seconds >= 0.0).all()
     assert sum(result.to_json()["critical_path_s"].values()) == pytest.approx(
         result.trace.makespan / result.scenario.steps
     )
     rank = int(result.trace.simulated_ranks[0])
-    inside = result.operation_spans(rank)
-    rows = result.trace.rank_events(rank, Stream.COMPUTE)
-    ends = dict(zip(result.trace.task[rows].tolist(), result.trace.end[rows].tolist(), strict=True))
-    last = dict(zip(inside.task.tolist(), inside.end.tolist(), strict=True))
-    assert [last[task] for task in sorted(last)] == pytest.approx([ends[task] for task in sorted(last)], rel=1e-9)
+    spans = result.operation_spans(rank)
+    event_indices = result.trace.rank_events(rank, Stream.COMPUTE)
+    task_ends = dict(
+        zip(result.trace.task[event_indices].tolist(), result.trace.end[event_indices].tolist(), strict=True)
+    )
+    operation_ends = dict(zip(spans.task.tolist(), spans.end.tolist(), strict=True))
+    assert [operation_ends[task] for task in sorted(operation_ends)] == pytest.approx(
+        [task_ends[task] for task in sorted(operation_ends)], rel=1e-9
+    )
 
 
 @given(mappings())
 @examples(10)
-def test_a_pair_does_what_its_passes_do(mapping: dict[str, Any]) -> None:
+def test_an_overlapped_pair_runs_the_operations_of_its_passes(mapping: dict[str, Any]) -> None:
     """The same kernels as often as in turn, and tokens sent as often: inside blocks or beside them."""
-    beside = Scenario.from_mapping({**mapping, "layout": mapping["layout"] | {"delay_wgrad": False}})
-    in_turn = beside.with_overrides(f"{OVERLAP}=false")
-    assert _work(simulate(beside)) == _work(simulate(in_turn))
+    overlapped = Scenario.from_mapping({**mapping, "layout": mapping["layout"] | {"delay_wgrad": False}})
+    sequential = overlapped.with_overrides(f"{OVERLAP_KEY}=false")
+    assert _operation_counts(simulate(overlapped)) == _operation_counts(simulate(sequential))
 
 
-def _work(result: RenderedResult) -> list[dict[str, int]]:
+def _operation_counts(result: RenderedResult) -> list[dict[str, int]]:
     """How often each rank program runs each kernel and exchange, by name."""
     counts: list[dict[str, int]] = []
     for program in result.program.programs:
-        found: dict[str, int] = {}
+        count_by_name: dict[str, int] = {}
         for task in program.tasks:
-            does = [operation.body for operation in task.segment.operations] if isinstance(task, ComputeTask) else []
-            does += [task.comm_op] if isinstance(task, CollectiveTask) else []
-            for doe in does:
-                name = doe.name if hasattr(doe, "name") else f"{doe.kernel.name} {doe.comm_op.name}"
-                found[name] = found.get(name, 0) + 1
-        counts.append(found)
+            bodies = [operation.body for operation in task.segment.operations] if isinstance(task, ComputeTask) else []
+            bodies += [task.comm_op] if isinstance(task, CollectiveTask) else []
+            for body in bodies:
+                name = body.name if hasattr(body, "name") else f"{body.kernel.name} {body.comm_op.name}"
+                count_by_name[name] = count_by_name.get(name, 0) + 1
+        counts.append(count_by_name)
     return counts

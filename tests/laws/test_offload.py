@@ -27,8 +27,8 @@ from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.symmetry.refinement import singleton_classes
 from tests.conftest import examples
-from tests.laws.test_coalescing import equal
-from tests.laws.timelines import same
+from tests.laws.test_coalescing import assert_equal_operations
+from tests.laws.timelines import assert_same_trace
 from tests.strategies import scenarios
 
 FAST = HostMemory(1e12, 400e9, 50e9, 40e9, 1e-6, 0.5)
@@ -45,21 +45,21 @@ STATES = (OptimizerOffload(), OptimizerOffload(0.25), OptimizerOffload(gradients
 
 
 @st.composite
-def offloading(draw: st.DrawFn) -> Scenario:
+def offload_scenarios(draw: st.DrawFn) -> Scenario:
     """A scenario that offloads activations, what its layout has of states, or both, to a fast host or a slow one."""
     scenario = draw(scenarios().filter(lambda each: not isinstance(each.layout.data, NaiveDataParallel)))
     layout = scenario.layout
     sharded = isinstance(layout.data, FullyShard) and layout.dp * layout.cp > 1
-    reduced = layout.dp * layout.cp == 1 or layout.gradient_sync is GradientSync.EVERY_BACKWARD
-    legal = [*STATES[:2], *STATES[2:3] * reduced, *STATES[3:] * sharded]
+    reduces_per_backward = layout.dp * layout.cp == 1 or layout.gradient_sync is GradientSync.EVERY_BACKWARD
+    legal = [*STATES[:2], *STATES[2:3] * reduces_per_backward, *STATES[3:] * sharded]
     states = draw(st.none() | st.sampled_from(legal))
     activations = draw(st.sampled_from(ACTIVATIONS) if states is None else st.none() | st.sampled_from(ACTIVATIONS))
-    made = on(scenario, draw(st.sampled_from([FAST, SLOW])), Offload(activations, states))
-    assume(not find_problems(made))  # there may be no stage with two layers
-    return made
+    scenario_with_offload = with_offload(scenario, draw(st.sampled_from([FAST, SLOW])), Offload(activations, states))
+    assume(not find_problems(scenario_with_offload))  # there may be no stage with two layers
+    return scenario_with_offload
 
 
-def on(scenario: Scenario, host: HostMemory, offload: Offload) -> Scenario:
+def with_offload(scenario: Scenario, host: HostMemory, offload: Offload) -> Scenario:
     """The scenario with offload to such hosts."""
     training = replace(scenario.training, offload=offload)
     return replace(scenario, training=training, cluster=replace(scenario.cluster, host_memory=host))
@@ -67,10 +67,10 @@ def on(scenario: Scenario, host: HostMemory, offload: Offload) -> Scenario:
 
 def only_activations(scenario: Scenario, host: HostMemory | None = None) -> Scenario:
     offload = Offload(scenario.training.offload.activations or ActivationOffload())
-    return on(scenario, scenario.cluster.host_memory or FAST if host is None else host, offload)
+    return with_offload(scenario, scenario.cluster.host_memory or FAST if host is None else host, offload)
 
 
-def undisturbed(scenario: Scenario) -> Scenario:
+def without_interference(scenario: Scenario) -> Scenario:
     """Kernels take their time, whatever is beside them, and hosts launch them at once."""
     cost, framework = (
         replace(scenario.cost, interference=0.0),
@@ -79,132 +79,146 @@ def undisturbed(scenario: Scenario) -> Scenario:
     return replace(scenario, cost=cost, framework=framework)
 
 
-def hosted(answer: SimulationResult, work: HostOpKind, rank: int) -> list[float]:
+def host_copy_bytes(result: SimulationResult, kind: HostOpKind, rank: int) -> list[float]:
     """Bytes of what a rank does of a kind with its host."""
-    program = answer.program.programs[int(answer.program.program_index[rank])]
-    exchanges = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
-    return [exchange.payload for exchange in exchanges if isinstance(exchange, HostOp) and exchange.kind is work]
+    program = result.program.programs[int(result.program.program_index[rank])]
+    comm_ops = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
+    return [comm_op.payload for comm_op in comm_ops if isinstance(comm_op, HostOp) and comm_op.kind is kind]
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(60)
-def test_folded_is_unfolded(scenario: Scenario) -> None:
-    folded, every = simulate(scenario), simulate(replace(scenario, cost=replace(scenario.cost, symmetry=Symmetry.OFF)))
+def test_offload_folded_equals_unfolded(scenario: Scenario) -> None:
+    folded, unfolded_result = (
+        simulate(scenario),
+        simulate(replace(scenario, cost=replace(scenario.cost, symmetry=Symmetry.OFF))),
+    )
     event(f"{folded.rank_count} ranks in {folded.simulated_rank_count} classes")
-    same(folded.trace, every.trace, relative=1e-9)
+    assert_same_trace(folded.trace, unfolded_result.trace, relative=1e-9)
 
 
-@given(offloading(), st.sampled_from(Contention))
+@given(offload_scenarios(), st.sampled_from(Contention))
 @examples(60)
-def test_coalesced_is_fine_grained(scenario: Scenario, network: Contention) -> None:
-    whole, fine = (
+def test_offload_coalesced_equals_fine_grained(scenario: Scenario, network: Contention) -> None:
+    coalesced, fine_grained = (
         simulate(replace(scenario, cost=replace(scenario.cost, coalesce=coalesce, network=network)))
         for coalesce in (True, False)
     )
-    same(whole.trace, fine.trace, relative=1e-9)
-    equal(whole.operation_trace, fine.operation_trace, 1e-9 * whole.step_time)
+    assert_same_trace(coalesced.trace, fine_grained.trace, relative=1e-9)
+    assert_equal_operations(coalesced.operation_trace, fine_grained.operation_trace, 1e-9 * coalesced.step_time)
 
 
-@given(offloading(), st.none() | st.just(Jitter(std=0.1)))
+@given(offload_scenarios(), st.none() | st.just(Jitter(std=0.1)))
 @examples(60)
-def test_cohorts_are_ranks_one_by_one(scenario: Scenario, jitter: Jitter | None) -> None:
-    made = build_simulation(replace(scenario, jitter=jitter))
-    classes = singleton_classes(made.program)
-    cohorts = VectorizedEngine(made.program, classes, made.cost, jitter).simulate_all()
-    if cohorts is not None:
-        one_by_one, _ = simulate_scalar(made.program, classes, made.cost, jitter=jitter)
-        same(cohorts, one_by_one, relative=1e-9)
+def test_offload_vectorized_engine_equals_the_scalar_engine(scenario: Scenario, jitter: Jitter | None) -> None:
+    prepared = build_simulation(replace(scenario, jitter=jitter))
+    classes = singleton_classes(prepared.program)
+    vectorized_trace = VectorizedEngine(prepared.program, classes, prepared.cost, jitter).simulate_all()
+    if vectorized_trace is not None:
+        scalar_trace, _ = simulate_scalar(prepared.program, classes, prepared.cost, jitter=jitter)
+        assert_same_trace(vectorized_trace, scalar_trace, relative=1e-9)
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(60)
-def test_parts_sum_to_the_step_on_every_rank(scenario: Scenario) -> None:
-    answer = simulate(scenario)
-    for rank in range(answer.rank_count):
-        assert sum(answer.breakdown.rank_seconds(rank).values()) == pytest.approx(answer.step_time, rel=1e-9)
-    assert sum(answer.critical_path_breakdown.values()) == pytest.approx(answer.step_time, rel=1e-9)
+def test_time_categories_sum_to_the_step_on_every_rank(scenario: Scenario) -> None:
+    result = simulate(scenario)
+    for rank in range(result.rank_count):
+        assert sum(result.breakdown.rank_seconds(rank).values()) == pytest.approx(result.step_time, rel=1e-9)
+    assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time, rel=1e-9)
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(80)
-def test_an_infinitely_fast_host_is_no_offload_of_activations(scenario: Scenario) -> None:
+def test_an_infinitely_fast_host_equals_no_activation_offload(scenario: Scenario) -> None:
     """A block takes its kernels' time; where it takes its launches', cutting it may cost, so launches take nothing.
 
     Not so for orders that ask how much of what is kept waits for weight gradients: with less kept they are others.
     """
     assume(not isinstance(scenario.schedule, ZeroBubble))
-    free = undisturbed(only_activations(scenario, INFINITE))
-    expected = simulate(on(free, INFINITE, NO_OFFLOAD)).step_time
+    free = without_interference(only_activations(scenario, INFINITE))
+    expected = simulate(with_offload(free, INFINITE, NO_OFFLOAD)).step_time
     assert simulate(free).step_time == pytest.approx(expected, rel=1e-9)
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(60)
-def test_copies_of_activations_never_make_a_step_shorter(scenario: Scenario) -> None:
+def test_activation_copies_never_make_a_step_faster(scenario: Scenario) -> None:
     """They only make tasks wait for more; that holds where no task slows another."""
-    offloads = undisturbed(only_activations(scenario))
-    without = simulate(on(offloads, FAST, NO_OFFLOAD)).step_time
-    assert simulate(offloads).step_time >= without * (1.0 - 1e-9)
+    offloaded = without_interference(only_activations(scenario))
+    baseline = simulate(with_offload(offloaded, FAST, NO_OFFLOAD)).step_time
+    assert simulate(offloaded).step_time >= baseline * (1.0 - 1e-9)
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(60)
-def test_what_is_copied_is_what_the_device_no_longer_keeps(scenario: Scenario) -> None:
+def test_copied_bytes_equal_the_dropped_activations(scenario: Scenario) -> None:
     """For every microbatch, to the host and back."""
-    offloads = only_activations(scenario)
-    answer, plan, whole = simulate(offloads), build_plan(offloads), build_plan(on(offloads, FAST, NO_OFFLOAD))
+    offloaded = only_activations(scenario)
+    result, plan, baseline_plan = (
+        simulate(offloaded),
+        build_plan(offloaded),
+        build_plan(with_offload(offloaded, FAST, NO_OFFLOAD)),
+    )
     for pipeline_rank in range(plan.layout.pp):
         dropped = sum(
-            Activations(whole).saved_bytes(stage) - Activations(plan).saved_bytes(stage)
+            Activations(baseline_plan).saved_bytes(stage) - Activations(plan).saved_bytes(stage)
             for stage in plan.stages_on_rank(pipeline_rank)
         )
-        rank = int(np.flatnonzero(answer.program.program_index == pipeline_rank)[0])
-        for way in (HostOpKind.D2H, HostOpKind.H2D):
-            assert sum(hosted(answer, way, rank)) == pytest.approx(plan.microbatches * dropped, rel=1e-12)
+        rank = int(np.flatnonzero(result.program.program_index == pipeline_rank)[0])
+        for direction in (HostOpKind.D2H, HostOpKind.H2D):
+            assert sum(host_copy_bytes(result, direction, rank)) == pytest.approx(
+                plan.microbatches * dropped, rel=1e-12
+            )
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(60)
 def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scenario) -> None:
     """From the start of a layer's forward to the end of its copy out, and from the copy back to its backward's end."""
-    answer = simulate(only_activations(scenario))
-    activations = answer.scenario.training.offload.activations
+    result = simulate(only_activations(scenario))
+    activations = result.scenario.training.offload.activations
     assert activations is not None
-    trace = answer.trace
+    trace = result.trace
     for rank in trace.simulated_ranks.tolist():
-        tasks = answer.program.programs[int(answer.program.program_index[rank])].tasks
-        rows = {int(trace.task[row]): row for row in trace.rank_events(rank).tolist()}
+        tasks = result.program.programs[int(result.program.program_index[rank])].tasks
+        event_of_task = {int(trace.task[event_index]): event_index for event_index in trace.rank_events(rank).tolist()}
         changes: list[tuple[float, int]] = []
-        for number, task in enumerate(tasks):
+        for task_id, task in enumerate(tasks):
             match task:
-                case ComputeTask(segment=block) if any(operation.d2h_bytes for operation in block.operations):
-                    changes.append((float(trace.start[rows[number]]), 1))
-                case ComputeTask(segment=block) if any(operation.is_last_use for operation in block.operations):
-                    changes.append((float(trace.end[rows[number]]), -1))
+                case ComputeTask(segment=segment) if any(operation.d2h_bytes for operation in segment.operations):
+                    changes.append((float(trace.start[event_of_task[task_id]]), 1))
+                case ComputeTask(segment=segment) if any(operation.is_last_use for operation in segment.operations):
+                    changes.append((float(trace.end[event_of_task[task_id]]), -1))
                 case CollectiveTask(comm_op=HostOp(kind=HostOpKind.D2H)):
-                    changes.append((float(trace.end[rows[number]]), -1))
+                    changes.append((float(trace.end[event_of_task[task_id]]), -1))
                 case CollectiveTask(comm_op=HostOp(kind=HostOpKind.H2D)):
-                    changes.append((float(trace.start[rows[number]]), 1))
-        held = np.cumsum([change for _, change in sorted(changes)])
-        assert held[-1] == 0
-        assert held.max() <= activations.buffer_count
+                    changes.append((float(trace.start[event_of_task[task_id]]), 1))
+        layers_on_device = np.cumsum([change for _, change in sorted(changes)])
+        assert layers_on_device[-1] == 0
+        assert layers_on_device.max() <= activations.buffer_count
 
 
-@given(offloading())
+@given(offload_scenarios())
 @examples(60)
-def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
+def test_offload_never_needs_more_device_memory(scenario: Scenario) -> None:
     """Buffers are counted as always there, so the fullest moment may be one in which they are not used.
 
     That is where backward is run in halves, and where a few layers keep less than the others.
     """
-    for item in (only_activations(scenario), scenario):
-        plan, recompute, more = build_plan(item), item.training.recompute, 0.0
-        if isinstance(item.schedule, ZeroBubble | ZeroBubbleV) or (
+    for offloaded in (only_activations(scenario), scenario):
+        plan, recompute, buffer_bytes = build_plan(offloaded), offloaded.training.recompute, 0.0
+        if isinstance(offloaded.schedule, ZeroBubble | ZeroBubbleV) or (
             isinstance(recompute, FullRecompute) and recompute.layers
         ):
-            more = max(
+            buffer_bytes = max(
                 Activations(plan).offload_buffer_bytes(plan.stages_on_rank(rank)) for rank in range(plan.layout.pp)
             )
-        if not item.training.offload.offloads_shards:  # shards on their way need buffers, which a tiny model notices
-            without = peak_memory(on(item, FAST, NO_OFFLOAD))
-            assert peak_memory(item) <= without * (1.0 + 1e-9) + more * item.framework.fragmentation
+        if (
+            not offloaded.training.offload.offloads_shards
+        ):  # shards on their way need buffers, which a tiny model notices
+            baseline_peak = peak_memory(with_offload(offloaded, FAST, NO_OFFLOAD))
+            assert (
+                peak_memory(offloaded)
+                <= baseline_peak * (1.0 + 1e-9) + buffer_bytes * offloaded.framework.fragmentation
+            )

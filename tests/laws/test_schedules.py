@@ -17,128 +17,132 @@ from clustersim.schedules.csv_format import format_order, parse_csv
 from clustersim.schedules.csv_schedule import csv_schedule
 from clustersim.schedules.registry import CHUNKED_SCHEDULES, SCHEDULE_NAMES, build_schedule
 from clustersim.schedules.validation import dry_run
-from tests.closed_form.fixed_durations import Fixed, Step
+from tests.closed_form.fixed_durations import FixedDurations, Step
 from tests.conftest import examples
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama-tiny", "layers": 12},
     "cluster": {"name": "dgx-h100", "gpus": 8},
 }
-TWICE = "dualpipe"  # two pipelines towards each other, which no CSV can say
-FIXED = [
-    name for name in SCHEDULE_NAMES if not name.endswith("p") and name != TWICE
+BIDIRECTIONAL = "dualpipe"  # two pipelines towards each other, which no CSV can say
+FIXED_ORDER_NAMES = [
+    name for name in SCHEDULE_NAMES if not name.endswith("p") and name != BIDIRECTIONAL
 ]  # their order depends on no durations
 
 
-def plan(pp: int, microbatches: int, schedule: object, **layout: object) -> dict[str, Any]:
+def schedule_mapping(pp: int, microbatches: int, schedule: object, **layout: object) -> dict[str, Any]:
     training = {"sequence": 512, "global_batch": microbatches * (8 // pp)}
     return {**SMALL, "layout": {"pp": pp, **layout}, "schedule": schedule, "training": training}
 
 
-def answer(result: RenderedResult) -> dict[str, Any]:
+def comparable_json(result: RenderedResult) -> dict[str, Any]:
     """All of an answer but its words, and what is known of an order by its name."""
-    told, words = result.to_json(), {"scenario", "simulate_wall_s", "warnings"}
-    by_name = {"regimes", "unmeasured", "step_time_band_s", "experience"}
-    return {key: told[key] for key in told if key not in words | by_name}
+    values, text_keys = result.to_json(), {"scenario", "simulate_wall_s", "warnings"}
+    name_keys = {"regimes", "unmeasured", "step_time_band_s", "experience"}
+    return {key: values[key] for key in values if key not in text_keys | name_keys}
 
 
-LAYOUTS = st.fixed_dictionaries(
+LAYOUT_MAPPINGS = st.fixed_dictionaries(
     {"data": st.sampled_from(["ddp", "zero1", "zero2", "fsdp"]), "pipeline_overlap": st.booleans()}
 )
 
 
-@given(st.sampled_from(FIXED), st.sampled_from([2, 4]), st.integers(1, 3), LAYOUTS)
+@given(st.sampled_from(FIXED_ORDER_NAMES), st.sampled_from([2, 4]), st.integers(1, 3), LAYOUT_MAPPINGS)
 @examples(60)
-def test_a_shelfs_order_from_a_file_is_the_shelfs(name: str, pp: int, rounds: int, layout: dict[str, object]) -> None:
+def test_a_built_in_schedule_from_a_csv_file_is_the_same(
+    name: str, pp: int, rounds: int, layout: dict[str, object]
+) -> None:
     """Step time, parts, memory and all: to the last digit, also once the file is gone and with what changes."""
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
     order = build_schedule(name).order(pp, rounds * pp)
-    of_shelf = Scenario.from_mapping(plan(pp, rounds * pp, name, **layout))
+    built_in = Scenario.from_mapping(schedule_mapping(pp, rounds * pp, name, **layout))
     with TemporaryDirectory() as folder:
         (Path(folder) / "my.csv").write_text(format_order(order))
-        mapping = plan(pp, rounds * pp, {"csv": "my.csv"}, **layout)
-        of_file = Scenario.from_mapping(mapping, path=Path(folder) / "plan.yaml")
-    expected, found = simulate(of_shelf), simulate(of_file)
-    assert answer(found) == answer(expected)
-    assert answer(simulate(Scenario.from_mapping(found.to_json()["scenario"]))) == answer(expected)
+        mapping = schedule_mapping(pp, rounds * pp, {"csv": "my.csv"}, **layout)
+        from_file = Scenario.from_mapping(mapping, path=Path(folder) / "plan.yaml")
+    expected, result = simulate(built_in), simulate(from_file)
+    assert comparable_json(result) == comparable_json(expected)
+    assert comparable_json(simulate(Scenario.from_mapping(result.to_json()["scenario"]))) == comparable_json(expected)
     change = "training.sequence=1024"
-    assert answer(simulate(of_file.with_overrides(change))) == answer(simulate(of_shelf.with_overrides(change)))
+    assert comparable_json(simulate(from_file.with_overrides(change))) == comparable_json(
+        simulate(built_in.with_overrides(change))
+    )
 
 
 @st.composite
-def shuffled(draw: st.DrawFn) -> tuple[str, int, int]:
+def shuffled_orders(draw: st.DrawFn) -> tuple[str, int, int]:
     """An order of the shelf in which some passes of a rank have changed places: CSV, ranks, microbatches."""
-    names = [name for name in SCHEDULE_NAMES if name != TWICE]
+    names = [name for name in SCHEDULE_NAMES if name != BIDIRECTIONAL]
     name, ranks, rounds = draw(st.sampled_from(names)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
-    rows = [[*map(str, row)] for row in build_schedule(name).order(ranks, ranks * rounds)]
+    rank_orders = [[*map(str, rank_order)] for rank_order in build_schedule(name).order(ranks, ranks * rounds)]
     for _ in range(draw(st.integers(0, 6))):
-        row = draw(st.sampled_from(rows))
-        one = draw(st.integers(0, len(row) - 1))
-        other = draw(st.integers(one, min(one + 3, len(row) - 1)))
-        row[one], row[other] = row[other], row[one]
-    return "\n".join(map(",".join, rows)), ranks, ranks * rounds
+        rank_order = draw(st.sampled_from(rank_orders))
+        first = draw(st.integers(0, len(rank_order) - 1))
+        second = draw(st.integers(first, min(first + 3, len(rank_order) - 1)))
+        rank_order[first], rank_order[second] = rank_order[second], rank_order[first]
+    return "\n".join(map(",".join, rank_orders)), ranks, ranks * rounds
 
 
-@given(shuffled(), st.booleans())
+@given(shuffled_orders(), st.booleans())
 @examples(200)
-def test_whatever_the_rules_accept_runs_and_takes_what_a_dry_run_takes(
-    written: tuple[str, int, int], overlap: bool
-) -> None:
+def test_every_valid_order_runs_and_takes_its_dry_run_time(case: tuple[str, int, int], overlap: bool) -> None:
     """A second for each forward of a layer and half of a backward, messages free: the engine never hangs.
 
     Where sends are not overlapped some may wait for others, and the step takes as long or longer.
     """
-    text, ranks, microbatches = written
+    text, ranks, microbatches = case
     try:
-        found = csv_schedule("my.csv", parse_csv(text, "my.csv"))
+        custom = csv_schedule("my.csv", parse_csv(text, "my.csv"))
     except InputError as error:
         assert "my.csv" in str(error)
         return
-    stages = len(found.stage_placement.stage_ranks)
-    step = Step(stages, Layout(pp=ranks, pipeline_overlap=overlap), found, microbatches)
-    taken = step.seconds(Fixed(forward=1.0, backward=1.0, weight=1.0))
-    dry = dry_run(found.order(ranks, microbatches), forward=1, backward=2, weight=1).makespan
-    assert taken == dry if overlap else taken >= dry
+    stages = len(custom.stage_placement.stage_ranks)
+    step = Step(stages, Layout(pp=ranks, pipeline_overlap=overlap), custom, microbatches)
+    step_seconds = step.step_seconds(FixedDurations(forward=1.0, backward=1.0, weight=1.0))
+    dry_run_seconds = dry_run(custom.order(ranks, microbatches), forward=1, backward=2, weight=1).makespan
+    assert step_seconds == dry_run_seconds if overlap else step_seconds >= dry_run_seconds
 
 
 @pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 8)])
-def test_an_order_that_cannot_wait_for_backwards_sends_its_forwards_at_once(pp: int, microbatches: int) -> None:
+def test_breadth_first_sends_forwards_immediately_without_overlap(pp: int, microbatches: int) -> None:
     """Breadth-first order, sends not overlapped: the next rank needs the last forward before it has any gradient."""
     step = Step(2 * pp, Layout(pp=pp, pipeline_overlap=False), BreadthFirst(2), microbatches)
-    taken = step.seconds(Fixed(forward=1.0, backward=2.0))
-    assert taken == dry_run(BreadthFirst(2).order(pp, microbatches), forward=1, backward=2).makespan
+    step_seconds = step.step_seconds(FixedDurations(forward=1.0, backward=2.0))
+    assert step_seconds == dry_run(BreadthFirst(2).order(pp, microbatches), forward=1, backward=2).makespan
 
 
-def torch_rows(name: str, ranks: int, microbatches: int, *, comms: bool = False) -> list[str]:
+def torch_order_lines(name: str, ranks: int, microbatches: int, *, comms: bool = False) -> list[str]:
     """Torch's generator as its `_dump_csv` writes it. comms: with what it communicates, whole backwards merged."""
     visualizer: Any = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
-    rows = visualizer.get_schedule_ops(name, ranks, microbatches, with_comms=comms)
-    return [",".join("" if action is None else str(action) for action in row) for row in rows]
+    rank_orders = visualizer.get_schedule_ops(name, ranks, microbatches, with_comms=comms)
+    return [",".join("" if action is None else str(action) for action in rank_order) for rank_order in rank_orders]
 
 
-def require_laws(result: RenderedResult) -> None:
+def assert_invariants(result: RenderedResult) -> None:
     """The breakdown and the critical path sum to the step; one rank of each class says what all of them do."""
-    parts = result.breakdown.seconds
-    assert np.allclose(parts.sum(axis=1), result.step_time)
-    assert (parts >= 0.0).all()
+    seconds = result.breakdown.seconds
+    assert np.allclose(seconds.sum(axis=1), result.step_time)
+    assert (seconds >= 0.0).all()
     assert sum(result.to_json()["critical_path_s"].values()) == pytest.approx(result.step_time)
-    every = simulate(result.scenario.with_overrides("cost.symmetry=off"))
-    assert every.step_time == pytest.approx(result.step_time, rel=1e-9)
+    unfolded_result = simulate(result.scenario.with_overrides("cost.symmetry=off"))
+    assert unfolded_result.step_time == pytest.approx(result.step_time, rel=1e-9)
 
 
 SHAPES = [(2, 4), (4, 4), (4, 12)]
-SAME = {"GPipe": "gpipe", "Interleaved1F1B": "interleaved", "LoopedBFS": "bfs", "ZBVZeroBubble": "zb-v"}
+TORCH_EQUIVALENTS = {"GPipe": "gpipe", "Interleaved1F1B": "interleaved", "LoopedBFS": "bfs", "ZBVZeroBubble": "zb-v"}
 """Torch's 1F1B is left to `tests/schedules/test_orders`: its listing numbers forwards of the last rank from 1."""
 
 
 @pytest.mark.parametrize(("pp", "microbatches"), SHAPES)
-@pytest.mark.parametrize("name", SAME)
-def test_torchs_order_takes_what_the_shelfs_takes(name: str, pp: int, microbatches: int) -> None:
-    rows = {"orders": {"rows": torch_rows(name, pp, microbatches)}}
-    found = simulate(Scenario.from_mapping(plan(pp, microbatches, rows)))
-    assert answer(found) == answer(simulate(Scenario.from_mapping(plan(pp, microbatches, SAME[name]))))
-    require_laws(found)
+@pytest.mark.parametrize("name", TORCH_EQUIVALENTS)
+def test_torchs_schedules_equal_the_built_in_ones(name: str, pp: int, microbatches: int) -> None:
+    schedule_value = {"orders": {"rows": torch_order_lines(name, pp, microbatches)}}
+    result = simulate(Scenario.from_mapping(schedule_mapping(pp, microbatches, schedule_value)))
+    assert comparable_json(result) == comparable_json(
+        simulate(Scenario.from_mapping(schedule_mapping(pp, microbatches, TORCH_EQUIVALENTS[name])))
+    )
+    assert_invariants(result)
 
 
 @pytest.mark.parametrize(("pp", "microbatches"), SHAPES)
@@ -150,22 +154,22 @@ def test_torchs_interleaved_zero_bubble_runs_with_zb_h1s_bubble(pp: int, microba
     """
     finish = []
     for comms in (False, True):
-        rows = torch_rows("InterleavedZeroBubble", pp, microbatches, comms=comms)
-        scenario = Scenario.from_mapping(plan(pp, microbatches, {"orders": {"rows": rows}}))
+        lines = torch_order_lines("InterleavedZeroBubble", pp, microbatches, comms=comms)
+        scenario = Scenario.from_mapping(schedule_mapping(pp, microbatches, {"orders": {"rows": lines}}))
         order = scenario.schedule.order(pp, microbatches)
         finish.append(dry_run(order, forward=1, backward=2, weight=1).makespan)
-        require_laws(simulate(scenario))
+        assert_invariants(simulate(scenario))
     halved, merged = finish
     assert halved == 3 * 2 * microbatches + pp - 1 <= merged
 
 
 @pytest.mark.parametrize(("name", "pp", "microbatches"), [("DualPipeV", 2, 4), ("ZBVZeroBubble", 4, 8)])
-def test_torchs_other_forms_run(name: str, pp: int, microbatches: int) -> None:
+def test_torchs_schedules_with_communication_run(name: str, pp: int, microbatches: int) -> None:
     """Pairs of passes that torch may overlap run one after the other; what it communicates is left to lowering."""
-    rows = torch_rows(name, pp, microbatches, comms=True)
-    assert any("SEND_F" in row for row in rows)
-    require_laws(simulate(Scenario.from_mapping(plan(pp, microbatches, {"orders": {"rows": rows}}))))
+    lines = torch_order_lines(name, pp, microbatches, comms=True)
+    assert any("SEND_F" in line for line in lines)
+    assert_invariants(simulate(Scenario.from_mapping(schedule_mapping(pp, microbatches, {"orders": {"rows": lines}}))))
 
 
-def test_all_of_the_shelf_is_covered() -> None:
-    assert set(FIXED) == {"1f1b", "gpipe", "zb-v", "dualpipev", *CHUNKED_SCHEDULES}
+def test_all_fixed_order_schedules_are_covered() -> None:
+    assert set(FIXED_ORDER_NAMES) == {"1f1b", "gpipe", "zb-v", "dualpipev", *CHUNKED_SCHEDULES}

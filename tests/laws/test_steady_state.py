@@ -22,111 +22,118 @@ from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
-from tests.strategies import costed, fold, scenarios
+from tests.strategies import costed_programs, fold_ranks, scenarios
 
-TIMES = 12
+REPETITIONS = 12
 
 
-def one_by_one(*_: Any) -> None:
+def watch_nothing(*_: Any) -> None:
     """In place of `watch_steady_state`: nothing is skipped."""
 
 
-def equal(mine: tuple[Trace, OperationSpanLog], other: tuple[Trace, OperationSpanLog], *, relative: float) -> None:
+def assert_equal_runs(
+    run: tuple[Trace, OperationSpanLog], other_run: tuple[Trace, OperationSpanLog], *, relative: float
+) -> None:
     """All rows, what allowed them, what their blocks lost to others, and all pieces of blocks that were written."""
-    left, right = mine[0], other[0]
-    least, orders = relative * right.makespan, [np.lexsort((trace.task, trace.rank)) for trace in (left, right)]
+    trace, other_trace = run[0], other_run[0]
+    tolerance, orders = (
+        relative * other_trace.makespan,
+        [np.lexsort((item.task, item.rank)) for item in (trace, other_trace)],
+    )
     for column in ("rank", "task", "stream"):
-        assert _column(left, column, orders[0]).tolist() == _column(right, column, orders[1]).tolist()
+        assert _column(trace, column, orders[0]).tolist() == _column(other_trace, column, orders[1]).tolist()
     for column in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
-        more = _column(left, column, orders[0]) - _column(right, column, orders[1])
-        assert np.abs(more).max(initial=0.0) <= least, column
+        difference = _column(trace, column, orders[0]) - _column(other_trace, column, orders[1])
+        assert np.abs(difference).max(initial=0.0) <= tolerance, column
     for column in ("cause", "leader"):
-        more = _ended(left, column, orders[0]) - _ended(right, column, orders[1])
-        assert np.abs(more).max(initial=0.0) <= least, column
-    _equal_pieces(mine[1], other[1], least)
+        difference = _predecessor_ends(trace, column, orders[0]) - _predecessor_ends(other_trace, column, orders[1])
+        assert np.abs(difference).max(initial=0.0) <= tolerance, column
+    _assert_equal_sub_segments(run[1], other_run[1], tolerance)
 
 
 def _column(trace: Trace, column: str, order: IntArray) -> Any:
     return getattr(trace, column)[order]
 
 
-def _ended(trace: Trace, column: str, order: IntArray) -> FloatArray:
+def _predecessor_ends(trace: Trace, column: str, order: IntArray) -> FloatArray:
     """When the rows ended that a column names: of several that ended together, but for rounding, it may be any."""
-    rows = getattr(trace, column)[order]
-    return np.where(rows >= 0, trace.end[rows], -1.0)
+    predecessors = getattr(trace, column)[order]
+    return np.where(predecessors >= 0, trace.end[predecessors], -1.0)
 
 
-def _equal_pieces(left: OperationSpanLog, right: OperationSpanLog, least: float) -> None:
+def _assert_equal_sub_segments(log: OperationSpanLog, other_log: OperationSpanLog, tolerance: float) -> None:
     orders = [
         np.lexsort((operation_span_log.begin_operation, operation_span_log.task, operation_span_log.rank))
-        for operation_span_log in (left, right)
+        for operation_span_log in (log, other_log)
     ]
     for column in ("rank", "task", "begin", "until"):
-        assert getattr(left, column)[orders[0]].tolist() == getattr(right, column)[orders[1]].tolist()
+        assert getattr(log, column)[orders[0]].tolist() == getattr(other_log, column)[orders[1]].tolist()
     for column in ("first", "last"):
-        more = getattr(left, column)[orders[0]] - getattr(right, column)[orders[1]]
-        assert np.abs(more).max(initial=0.0) <= least
+        difference = getattr(log, column)[orders[0]] - getattr(other_log, column)[orders[1]]
+        assert np.abs(difference).max(initial=0.0) <= tolerance
 
 
 @st.composite
-def steady(draw: st.DrawFn) -> Scenario:
+def long_steps(draw: st.DrawFn) -> Scenario:
     """A random step of more microbatches, and of more layers."""
     scenario = draw(scenarios())
     batch = scenario.training.global_batch * draw(st.sampled_from([4, 9, 16]))
     return scenario.with_overrides(f"training.global_batch={batch}", f"model.layers={scenario.model.layer_count * 4}")
 
 
-@given(steady())
+@given(long_steps())
 @examples(120)
-def test_steps_that_repeat_themselves_are_those_of_all_events(scenario: Scenario) -> None:
+def test_fast_forwarded_steps_equal_full_event_runs(scenario: Scenario) -> None:
     skipped = simulate(scenario)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "watch_steady_state", one_by_one)
-        whole = simulate(scenario)
-    mine, other = (
-        (rendered_result.trace, rendered_result.operation_trace.operation_log) for rendered_result in (skipped, whole)
-    )
-    equal(mine, other, relative=1e-9)
-    assert skipped.peak_memory == whole.peak_memory
-    assert np.abs(skipped.breakdown.seconds - whole.breakdown.seconds).max() <= 1e-8 * whole.step_time
+        patch.setattr(engine, "watch_steady_state", watch_nothing)
+        full = simulate(scenario)
+    skipped_run, full_run = ((result.trace, result.operation_trace.operation_log) for result in (skipped, full))
+    assert_equal_runs(skipped_run, full_run, relative=1e-9)
+    assert skipped.peak_memory == full.peak_memory
+    assert np.abs(skipped.breakdown.seconds - full.breakdown.seconds).max() <= 1e-8 * full.step_time
 
 
-def repeated(cost: UnitCost, after: int) -> UnitCost:
+def repeated(cost: UnitCost, distance: int) -> UnitCost:
     """A program's tasks again and again; some wait for what is `after` tasks before them in the time before."""
     program = cost.program
-    programs = tuple(_repeated(rank_program, after) for rank_program in program.programs)
+    programs = tuple(_repeated_program(rank_program, distance) for rank_program in program.programs)
     return replace(cost, program=Program(programs, program.program_index, program.groups))
 
 
-def _repeated(program: RankProgram, after: int) -> RankProgram:
-    tasks = (_later(task, time, program, after) for time in range(TIMES) for task in program.tasks)
-    return RankProgram(tuple(tasks), program.streams * TIMES)
+def _repeated_program(program: RankProgram, distance: int) -> RankProgram:
+    tasks = (
+        _shifted_task(task, repetition, program, distance)
+        for repetition in range(REPETITIONS)
+        for task in program.tasks
+    )
+    return RankProgram(tuple(tasks), program.streams * REPETITIONS)
 
 
-def _later(task: Task, time: int, program: RankProgram, back: int) -> Task:
-    many = len(program.tasks)
-    after = tuple(needed + time * many for needed in task.depends_on)
-    if time and back and not isinstance(task, ReceiveTask):
-        after = (*after, max(time * many - back, 0))
+def _shifted_task(task: Task, repetition: int, program: RankProgram, distance: int) -> Task:
+    task_count = len(program.tasks)
+    depends_on = tuple(dependency + repetition * task_count for dependency in task.depends_on)
+    if repetition and distance and not isinstance(task, ReceiveTask):
+        depends_on = (*depends_on, max(repetition * task_count - distance, 0))
     if isinstance(task, SendTask | ReceiveTask):
-        tag = task.tag._replace(microbatch=task.tag.microbatch + 1000 * time)
-        return replace(task, depends_on=after, tag=tag)
-    return replace(task, depends_on=after)
+        tag = task.tag._replace(microbatch=task.tag.microbatch + 1000 * repetition)
+        return replace(task, depends_on=depends_on, tag=tag)
+    return replace(task, depends_on=depends_on)
 
 
-@given(costed(), st.integers(0, 3))
+@given(costed_programs(), st.integers(0, 3))
 @examples(300)
-def test_programs_that_repeat_themselves_are_those_of_all_events(cost: UnitCost, after: int) -> None:
-    again = repeated(cost, after)
-    classes = fold(again.program, again.blocks)
+def test_fast_forwarded_programs_equal_full_event_runs(cost: UnitCost, distance: int) -> None:
+    repeated_cost = repeated(cost, distance)
+    classes = fold_ranks(repeated_cost.program, repeated_cost.segment_cost)
     with pytest.MonkeyPatch.context() as patch:
-        skipped = ran(again.program, classes, again.blocks)
-        patch.setattr(engine, "watch_steady_state", one_by_one)
-        whole = ran(again.program, classes, again.blocks)
-    equal(skipped, whole, relative=1e-12)
+        skipped = run_scalar(repeated_cost.program, classes, repeated_cost.segment_cost)
+        patch.setattr(engine, "watch_steady_state", watch_nothing)
+        full = run_scalar(repeated_cost.program, classes, repeated_cost.segment_cost)
+    assert_equal_runs(skipped, full, relative=1e-12)
 
 
-def ran(program: Program, classes: SymmetryClasses, cost: SegmentCost) -> tuple[Trace, OperationSpanLog]:
+def run_scalar(program: Program, classes: SymmetryClasses, cost: SegmentCost) -> tuple[Trace, OperationSpanLog]:
     return simulate_scalar(program, classes, cost)
 
 
@@ -138,17 +145,17 @@ def ran(program: Program, classes: SymmetryClasses, cost: SegmentCost) -> tuple[
         ("zero1", {"tp": 8, "pp": 2, "dp": 4, "pipeline_overlap": False}, 0.7),
     ],
 )
-def test_most_of_a_long_step_is_not_run(
+def test_most_of_a_long_step_is_fast_forwarded(
     data: str, layout: dict[str, Any], least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the laws above compare something."""
-    spared: list[int] = []
+    skipped_events: list[int] = []
 
-    def noted(self: Recorder, repeat: Repetition, known: Any = Recorder.add_repetition) -> None:
-        spared.append(repeat.period_sizes.spans * repeat.count)
-        known(self, repeat)
+    def record_repetition(self: Recorder, repeat: Repetition, original: Any = Recorder.add_repetition) -> None:
+        skipped_events.append(repeat.period_sizes.spans * repeat.count)
+        original(self, repeat)
 
-    monkeypatch.setattr(Recorder, "add_repetition", noted)
+    monkeypatch.setattr(Recorder, "add_repetition", record_repetition)
     scenario = Scenario.from_mapping(
         {
             "model": "llama3-8b",
@@ -157,5 +164,5 @@ def test_most_of_a_long_step_is_not_run(
             "training": {"sequence": 8192, "global_batch": 256},
         }
     )
-    rows = len(simulate(scenario).trace)
-    assert sum(spared) >= least * rows
+    event_count = len(simulate(scenario).trace)
+    assert sum(skipped_events) >= least * event_count

@@ -12,29 +12,29 @@ from clustersim.program.task import CollectiveType
 GIB = 2.0**30
 
 
-def step(cluster: str, gpus: int, **layout: object) -> float:
+def llama_step_seconds(cluster: str, gpus: int, **layout: object) -> float:
     """Of Llama-3 8B with the same work for each data-parallel rank."""
     ranks = gpus // int(str(layout.get("pp", 1)))
     training = {"sequence": 4096, "global_batch": 8 * ranks}
-    asked = {"model": "llama3-8b", "cluster": {"name": cluster, "gpus": gpus}, "layout": layout, "training": training}
-    return simulate(Scenario.from_mapping(asked)).step_time
+    mapping = {"model": "llama3-8b", "cluster": {"name": cluster, "gpus": gpus}, "layout": layout, "training": training}
+    return simulate(Scenario.from_mapping(mapping)).step_time
 
 
 @pytest.mark.parametrize("data", ["ddp", "zero1", "fsdp"])
-def test_weak_scaling_over_half_nodes_is_that_over_whole_nodes(data: str) -> None:
+def test_weak_scaling_over_half_nodes_equals_full_nodes(data: str) -> None:
     """Two pipeline ranks of 8, 12 and 16 replicas on nodes of 8: those of 12 take 8 + 4 and 4 + 8 GPUs."""
-    eight, twelve, sixteen = (step("dgx-h100", 2 * replicas, pp=2, data=data) for replicas in (8, 12, 16))
+    eight, twelve, sixteen = (llama_step_seconds("dgx-h100", 2 * replicas, pp=2, data=data) for replicas in (8, 12, 16))
     assert twelve == pytest.approx(eight, rel=0.1)
     assert twelve == pytest.approx(sixteen, rel=0.1)
 
 
-def test_replicas_on_racks_that_are_not_full_cost_as_much_as_on_full_ones() -> None:
+def test_partially_filled_racks_cost_as_much_as_full_ones() -> None:
     """72 GPUs are one rack, 80 two of 40, 128 two of 64, 192 three of 64."""
-    times = [step("gb200-nvl72", gpus, data="ddp") for gpus in (72, 80, 128, 144, 192)]
+    times = [llama_step_seconds("gb200-nvl72", gpus, data="ddp") for gpus in (72, 80, 128, 144, 192)]
     assert max(times) <= 1.05 * min(times)
 
 
-def test_any_even_number_of_a_rack_reduces_about_as_fast_as_its_neighbours() -> None:
+def test_all_reduce_time_is_smooth_in_even_group_sizes() -> None:
     """1 GiB among 4 to 288 GPUs, over as few racks as hold them."""
     library = load_library("nccl")
     times = []
@@ -47,12 +47,12 @@ def test_any_even_number_of_a_rack_reduces_about_as_fast_as_its_neighbours() -> 
     assert ratios.min() >= 1 / 1.2
 
 
-def test_a_job_is_spread_over_racks_as_if_it_said_so() -> None:
+def test_default_placement_fills_racks_evenly() -> None:
     """80 GPUs: 40 of the 72 of each of two racks; what is left over of the racks changes nothing."""
-    asked = {"model": "llama3-8b", "training": {"sequence": 4096, "global_batch": 80}, "layout": {"data": "fsdp"}}
+    mapping = {"model": "llama3-8b", "training": {"sequence": 4096, "global_batch": 80}, "layout": {"data": "fsdp"}}
     fabric = {"spine": {"oversubscription": 3}, "leaf": {"oversubscription": 2}}
-    by_itself, said = (
-        simulate(Scenario.from_mapping({**asked, "cluster": {"name": "gb200-nvl72", "fabric": fabric, **cluster}}))
+    default, explicit = (
+        simulate(Scenario.from_mapping({**mapping, "cluster": {"name": "gb200-nvl72", "fabric": fabric, **cluster}}))
         for cluster in ({"gpus": 80}, {"gpus": 80, "placement": {"per_domain": 40}})
     )
-    assert by_itself.step_time == said.step_time
+    assert default.step_time == explicit.step_time

@@ -14,7 +14,7 @@ from clustersim.program.placement import looped_placement
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, ReceiveTask, SendTask
 from clustersim.schedules.schedule import Schedule
-from tests.strategies import usual
+from tests.strategies import default_schedule
 
 SMALL = uniform_model(
     name="small", layers=4, hidden=64, ffn=128, heads=4, kv_heads=4, head_dim=16,
@@ -24,23 +24,23 @@ SMALL = uniform_model(
 TRAINING = Training(sequence=64, global_batch=8)
 
 
-def planned(layout: Layout, training: Training = TRAINING, model: TransformerModel = SMALL, chunks: int = 1) -> Plan:
+def make_plan(layout: Layout, training: Training = TRAINING, model: TransformerModel = SMALL, chunks: int = 1) -> Plan:
     return Plan(model, training, layout, partial(looped_placement, chunks_per_rank=chunks))
 
 
-def lowered(plan: Plan, order: Schedule | None = None) -> Program:
-    chosen = order or usual(plan.placement.max_chunks)
-    return lower_step(plan, chosen.order(plan.layout.pp, plan.microbatches))
+def lower_plan(plan: Plan, order: Schedule | None = None) -> Program:
+    schedule = order or default_schedule(plan.placement.max_chunks)
+    return lower_step(plan, schedule.order(plan.layout.pp, plan.microbatches))
 
 
-def words(program: RankProgram) -> list[str]:
+def task_names(program: RankProgram) -> list[str]:
     """What each task is, in the order in which tasks are issued: F0 and B0 are microbatch 0's passes."""
-    return [_word(task) for task in program.tasks]
+    return [_task_name(task) for task in program.tasks]
 
 
-def data_words(program: RankProgram) -> list[str]:
+def data_parallel_task_names(program: RankProgram) -> list[str]:
     """Passes and collectives of data parallelism only."""
-    return [word for word in words(program) if not word.startswith(("send", "receive"))]
+    return [word for word in task_names(program) if not word.startswith(("send", "receive"))]
 
 
 def collectives(program: RankProgram) -> list[CommOp]:
@@ -54,18 +54,20 @@ def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> I
             yield from task.segment.operations
 
 
-def told(program: Program) -> list[list[tuple[object, ...]]]:
+def comparable_tasks(program: Program) -> list[list[tuple[object, ...]]]:
     """All that ranks do: equal for programs that differ in nothing but which objects their blocks are."""
-    return [[_whole(*item) for item in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs]
+    return [
+        [_comparable_task(*item) for item in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs
+    ]
 
 
-def _whole(task: object, stream: object) -> tuple[object, ...]:
+def _comparable_task(task: object, stream: object) -> tuple[object, ...]:
     if isinstance(task, ComputeTask):
         return stream, task.segment.name, task.segment.operations, task.depends_on, task.action
     return stream, task
 
 
-def _word(task: object) -> str:
+def _task_name(task: object) -> str:
     match task:
         case ComputeTask(action=None, segment=block):
             return block.name

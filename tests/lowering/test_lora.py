@@ -31,8 +31,8 @@ from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, Operation
 from clustersim.schedules.registry import build_schedule
 from tests.conftest import examples
-from tests.lowering.plans import SMALL, lowered, operations
-from tests.memory.rank_memory import resident
+from tests.lowering.plans import SMALL, lower_plan, operations
+from tests.memory.rank_memory import resident_bytes
 
 B = ActionKind.BACKWARD
 RANK = 4
@@ -47,57 +47,61 @@ STRATEGIES: list[DataParallelStrategy] = [
 ]  # fmt: skip
 
 
-def plan_of(layout: Layout, lora: Lora = LORA, **changes: object) -> Plan:
+def lora_plan(layout: Layout, lora: Lora = LORA, **changes: object) -> Plan:
     return Plan(SMALL, replace(TRAINING, lora=lora, **changes), layout)  # type: ignore[arg-type]
 
 
-def every_operation(program: Program) -> Iterator[Operation]:
+def all_operations(program: Program) -> Iterator[Operation]:
     for rank in program.programs:
         for task in rank.tasks:
             if isinstance(task, ComputeTask):
                 yield from task.segment.operations
 
 
-def reduced(rank: RankProgram) -> float:
+def reduced_gradient_bytes(rank: RankProgram) -> float:
     """Bytes of gradients that a rank reduces over those with the same weights."""
     kinds = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.REDUCE)
-    found = (task.comm_op for task in rank.tasks if isinstance(task, CollectiveTask))
-    return sum(comm_op.payload for comm_op in found if comm_op.collective in kinds and comm_op.name != "gradient norm")
+    comm_ops = (task.comm_op for task in rank.tasks if isinstance(task, CollectiveTask))
+    return sum(
+        comm_op.payload for comm_op in comm_ops if comm_op.collective in kinds and comm_op.name != "gradient norm"
+    )
 
 
-def of_weights(kernel: Kernel) -> bool:
+def is_weight_gradient(kernel: Kernel) -> bool:
     names = (".weight_gradient", ".accumulate", ".bias_gradient")
     return kernel.name.endswith(names)
 
 
 @pytest.mark.parametrize("base", [None, DType.NF4])
 @pytest.mark.parametrize("data", STRATEGIES, ids=repr)
-def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelStrategy, base: DType | None) -> None:
+def test_no_frozen_weight_has_a_gradient(data: DataParallelStrategy, base: DType | None) -> None:
     """No kernel computes one, no operation completes one, and what is reduced are adapters' gradients alone, in FP32.
 
     ZeRO-2 and ZeRO-3 reduce those of each of the four microbatches, and so does torch.nn.DataParallel.
     """
-    plan = plan_of(Layout(dp=2, data=data), replace(LORA, base=base))
-    program = lowered(plan)
-    kernels = [operation.kernel for operation in every_operation(program)]
-    gradients = [kernel.name for kernel in kernels if kernel is not None and of_weights(kernel)]
+    plan = lora_plan(Layout(dp=2, data=data), replace(LORA, base=base))
+    program = lower_plan(plan)
+    kernels = [operation.kernel for operation in all_operations(program)]
+    gradients = [kernel.name for kernel in kernels if kernel is not None and is_weight_gradient(kernel)]
     assert gradients and all(".lora_" in name for name in gradients)
-    assert {item.parameter_group for item in every_operation(program) if item.gradient_count} == {ADAPTERS}
-    times = plan.microbatches if isinstance(data, Zero2 | FullyShard | NaiveDataParallel) else 1
-    assert reduced(program.programs[0]) == 4 * adapter_parameter_count(SMALL, LORA) * times
+    assert {
+        all_operation.parameter_group for all_operation in all_operations(program) if all_operation.gradient_count
+    } == {ADAPTERS}
+    reduction_count = plan.microbatches if isinstance(data, Zero2 | FullyShard | NaiveDataParallel) else 1
+    assert reduced_gradient_bytes(program.programs[0]) == 4 * adapter_parameter_count(SMALL, LORA) * reduction_count
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-1p"])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp: int) -> None:
+def test_all_schedules_update_and_reduce_adapters_only(name: str, tp: int) -> None:
     order = build_schedule(name, 2) if name == "interleaved" else build_schedule(name)
     layout = Layout(tp=tp, pp=2, dp=2, sequence_parallel=tp > 1)
     plan = Plan(resize_model(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
     program = lower_step(plan, order.order(2, plan.microbatches))
-    kernels = [operation.kernel for operation in every_operation(program)]
-    assert all(".lora_" in kernel.name for kernel in kernels if kernel is not None and of_weights(kernel))
-    whole = 4 * adapter_parameter_count(SMALL, LORA) / tp
-    assert sum(map(reduced, program.programs)) == pytest.approx(whole)
+    kernels = [operation.kernel for operation in all_operations(program)]
+    assert all(".lora_" in kernel.name for kernel in kernels if kernel is not None and is_weight_gradient(kernel))
+    adapter_bytes = 4 * adapter_parameter_count(SMALL, LORA) / tp
+    assert sum(map(reduced_gradient_bytes, program.programs)) == pytest.approx(adapter_bytes)
     updated = sum(kernel.bytes for kernel in kernels if kernel is not None and kernel.name == "optimizer.step")
     # masters and moments are read and written in FP32, gradients read, the copies in BF16 written
     assert updated == pytest.approx((6 * 4 + 4 + 2) * adapter_parameter_count(SMALL, LORA) / tp)
@@ -108,23 +112,25 @@ def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp
     [(DdpStrategy(), (1, 1, 1)), (Zero1(), (1, 1, 4)), (Zero2(), (1, 4, 4)), (FullyShard(), (4, 4, 4))],
 )
 @pytest.mark.parametrize("base", [None, DType.NF4])
-def test_memory_of_states(stage: DataParallelStrategy, parts: tuple[int, int, int], base: DType | None) -> None:
+def test_memory_of_lora_model_states(
+    stage: DataParallelStrategy, parts: tuple[int, int, int], base: DType | None
+) -> None:
     """Frozen: 2 bytes of each, or 4.127 bits of the layers' matrices; adapters: 2, gradients 4, states 12 bytes."""
-    plan = plan_of(Layout(dp=4, data=stage), replace(LORA, base=base))
-    held, adapters = resident(plan), adapter_parameter_count(SMALL, LORA)
+    plan = lora_plan(Layout(dp=4, data=stage), replace(LORA, base=base))
+    resident_bytes, adapters = resident_bytes(plan), adapter_parameter_count(SMALL, LORA)
     matrices = 4 * (4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H)  # biases are counted with their matrix
     stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
     frozen = 2 * (parameter_count(SMALL) - matrices) + stored * matrices
-    assert held[MemoryCategory.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / parts[0])
-    assert held[MemoryCategory.GRADIENTS] == 4 * adapters / parts[1]
-    assert held[MemoryCategory.OPTIMIZER] == 12 * adapters / parts[2]
+    assert resident_bytes[MemoryCategory.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / parts[0])
+    assert resident_bytes[MemoryCategory.GRADIENTS] == 4 * adapters / parts[1]
+    assert resident_bytes[MemoryCategory.OPTIMIZER] == 12 * adapters / parts[2]
 
 
 @pytest.mark.parametrize("base", [None, DType.NF4])
-def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
+def test_a_unit_is_gathered_in_one_collective_in_its_stored_format(base: DType | None) -> None:
     """Frozen weights and adapters in one collective, forward and again backward; quantised ones stay so."""
-    plan = plan_of(Layout(dp=2, data=FullyShard()), replace(LORA, base=base), global_batch=2)
-    program = lowered(plan).programs[0]
+    plan = lora_plan(Layout(dp=2, data=FullyShard()), replace(LORA, base=base), global_batch=2)
+    program = lower_plan(plan).programs[0]
     gathers = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
     layers = [gather for gather in gathers if gather.name == "gather layer"]
     matrices = 4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H
@@ -136,9 +142,9 @@ def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
         )
 
 
-def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> None:
+def test_frozen_parameters_are_not_gathered_after_a_step() -> None:
     """ZeRO-1 gathers what its ranks have updated."""
-    program = lowered(plan_of(Layout(dp=2, data=Zero1()))).programs[0]
+    program = lower_plan(lora_plan(Layout(dp=2, data=Zero1()))).programs[0]
     gathered = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
     payload = sum(comm_op.payload for comm_op in gathered if comm_op.name == "gather parameters")
     assert payload == 2 * adapter_parameter_count(SMALL, LORA)
@@ -153,28 +159,28 @@ def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> N
     data=st.sampled_from(STRATEGIES[:-1]),
     targets=st.sets(st.sampled_from(TARGETS), min_size=1).map(lambda chosen: tuple(sorted(chosen, key=TARGETS.index))),
 )
-def test_all_ranks_of_a_replica_hold_and_update_every_adapter_once(
+def test_all_ranks_of_a_replica_hold_the_adapters_once(
     rank: int, tp: int, pp: int, dp: int, data: DataParallelStrategy, targets: tuple[LoraTarget, ...]
 ) -> None:
     """Frozen counts are those of the model, whatever stands beside; states of adapters are 12 bytes, each once."""
     lora = Lora(rank, targets, 16.0)
-    plan = plan_of(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
-    whole = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
+    plan = lora_plan(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
+    full_plan = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
     adapters = [plan.parameter_count(stage, ADAPTERS) for stage in plan.stages]
     assert sum(adapters) * tp == adapter_parameter_count(SMALL, lora)
     assert [plan.parameter_count(stage, DENSE) for stage in plan.stages] == list(
-        map(whole.parameter_count, whole.stages)
+        map(full_plan.parameter_count, full_plan.stages)
     )
-    states = sum(resident(plan, stage)[MemoryCategory.OPTIMIZER] for stage in range(pp))
+    states = sum(resident_bytes(plan, stage)[MemoryCategory.OPTIMIZER] for stage in range(pp))
     assert states * tp * (dp if data.zero_stage else 1) == pytest.approx(12 * adapter_parameter_count(SMALL, lora))
 
 
-def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:
+def adapter_collectives(sequence_parallel: bool) -> dict[ActionKind, list[tuple[str, float]]]:
     """Collectives of a layer with adapters beside the queries and the output, and their bytes."""
     lora = Lora(RANK, (LoraTarget.Q, LoraTarget.O), 8.0)
-    layout = Layout(tp=2, sequence_parallel=split, layers_per_stage=(1,))
+    layout = Layout(tp=2, sequence_parallel=sequence_parallel, layers_per_stage=(1,))
     plan = Plan(resize_model(SMALL, layers=1), replace(TRAINING, lora=lora), layout)
-    program = lowered(plan).programs[0]
+    program = lower_plan(plan).programs[0]
     return {
         kind: [
             (operation.comm_op.collective.value, operation.comm_op.payload)
@@ -194,34 +200,38 @@ def test_collectives_of_split_adapters(split: bool) -> None:
     the second is gathered before.
     """
     rank, hidden = 2.0 * T * RANK, 2.0 * T * H
-    found = narrow(split)
-    assert found[ActionKind.FORWARD] == [("all_gather", rank), ("all_reduce", rank), ("all_gather", hidden)]
-    before = [("all_gather", hidden)] if split else []
-    assert found[ActionKind.BACKWARD] == [*before, ("all_reduce", rank), ("all_reduce", rank)]
+    by_pass = adapter_collectives(split)
+    assert by_pass[ActionKind.FORWARD] == [("all_gather", rank), ("all_reduce", rank), ("all_gather", hidden)]
+    output_gather = [("all_gather", hidden)] if split else []
+    assert by_pass[ActionKind.BACKWARD] == [*output_gather, ("all_reduce", rank), ("all_reduce", rank)]
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [(FullRecompute(), 2), (SelectiveOpRecompute(), 2)])
 def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveOpRecompute, forwards: int) -> None:
     layout = Layout(tp=2, sequence_parallel=True)
-    plan = plan_of(layout, recompute=recompute)
-    program = lowered(plan).programs[0]
+    plan = lora_plan(layout, recompute=recompute)
+    program = lower_plan(plan).programs[0]
     backward = [
         operation.comm_op.name
         for operation in operations(program, ActionKind.BACKWARD)
         if operation.comm_op is not None
     ]
     forward = [item.comm_op.name for item in operations(program, ActionKind.FORWARD) if item.comm_op is not None]
-    again = len([name for name in forward if name.endswith("adapter")])
-    plain = lowered(plan_of(layout)).programs[0]
-    once = [element.comm_op.name for element in operations(plain, ActionKind.BACKWARD) if element.comm_op is not None]
-    assert backward.count("gather adapter") + backward.count("sum adapter") == again * (forwards - 1) + sum(
-        name.endswith("adapter") for name in once
+    adapter_count = len([name for name in forward if name.endswith("adapter")])
+    without_recompute = lower_plan(lora_plan(layout)).programs[0]
+    plain_backward = [
+        element.comm_op.name
+        for element in operations(without_recompute, ActionKind.BACKWARD)
+        if element.comm_op is not None
+    ]
+    assert backward.count("gather adapter") + backward.count("sum adapter") == adapter_count * (forwards - 1) + sum(
+        name.endswith("adapter") for name in plain_backward
     )
 
 
 def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> None:
     """Frozen matrices have none, and A keeps its input whole."""
-    program = lowered(plan_of(Layout(tp=2, sequence_parallel=True))).programs[0]
+    program = lower_plan(lora_plan(Layout(tp=2, sequence_parallel=True))).programs[0]
     names = [
         operation.comm_op.name
         for operation in operations(program, ActionKind.BACKWARD)
@@ -233,26 +243,26 @@ def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> 
 def test_a_stage_without_adapters_has_nothing_to_update() -> None:
     """The embedding alone: its rank's optimizer moves no bytes, and its backward has nothing of its own to run."""
     layout = Layout(pp=3, dp=2, layers_per_stage=(0, 2, 2))
-    plan = plan_of(layout)
-    first = lowered(plan).programs[0]
-    assert reduced(first) == 0.0
+    plan = lora_plan(layout)
+    first = lower_plan(plan).programs[0]
+    assert reduced_gradient_bytes(first) == 0.0
     assert not any(operations(first, ActionKind.BACKWARD))
 
 
 def test_formats_of_adapters_are_those_of_the_training() -> None:
-    plain = mixed_precision(gradients=DType.BF16, master=None, moments=DType.BF16)
-    plan = plan_of(Layout(), recipe=plain)
-    held = resident(plan)
-    assert held[MemoryCategory.GRADIENTS] == 2 * adapter_parameter_count(SMALL, LORA)
-    assert held[MemoryCategory.OPTIMIZER] == 4 * adapter_parameter_count(SMALL, LORA)
+    bf16_recipe = mixed_precision(gradients=DType.BF16, master=None, moments=DType.BF16)
+    plan = lora_plan(Layout(), recipe=bf16_recipe)
+    resident_bytes = resident_bytes(plan)
+    assert resident_bytes[MemoryCategory.GRADIENTS] == 2 * adapter_parameter_count(SMALL, LORA)
+    assert resident_bytes[MemoryCategory.OPTIMIZER] == 4 * adapter_parameter_count(SMALL, LORA)
 
 
-def test_norms_and_the_loss_run_as_ever() -> None:
+def test_norm_and_loss_backward_are_unchanged() -> None:
     kinds = (KernelKind.LOSS, KernelKind.NORM)
 
     def counts(training: Training) -> list[int]:
         backward = [
-            operation.kernel for operation in operations(lowered(Plan(SMALL, training, Layout())).programs[0], B)
+            operation.kernel for operation in operations(lower_plan(Plan(SMALL, training, Layout())).programs[0], B)
         ]
         return [sum(kernel is not None and kernel.kind is kind for kernel in backward) for kind in kinds]
 

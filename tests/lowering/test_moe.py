@@ -28,58 +28,62 @@ from clustersim.parallel.mesh import (
 )
 from clustersim.program.task import CollectiveType, CommOp, HostOp
 from clustersim.schedules.zero_bubble import ZeroBubble
-from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned
+from tests.lowering.plans import SMALL, TRAINING, collectives, lower_plan, make_plan
 
 ALL_EXPERTS = 8 * 2 * 64 * 128
-MIXTURE = MoeMlp(8, 2, 128, MlpType.GELU)
-DENSE = SMALL.stack[0].spec
-MIXED = replace(SMALL, stack=(LayerGroup(DENSE, 1), LayerGroup(replace(DENSE, mlp=MIXTURE), 3)))
-REDUCING = CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
+MOE_MLP = MoeMlp(8, 2, 128, MlpType.GELU)
+DENSE_SPEC = SMALL.stack[0].spec
+MOE_MODEL = replace(SMALL, stack=(LayerGroup(DENSE_SPEC, 1), LayerGroup(replace(DENSE_SPEC, mlp=MOE_MLP), 3)))
+DATA_PARALLEL_COLLECTIVES = CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
 
 
-def sent(layout: Layout, pipeline_rank: int = 0, **training: object) -> list[CommOp]:
-    plan = planned(layout, replace(TRAINING, global_batch=layout.dp * 2, **training), MIXED)
-    return collectives(lowered(plan).programs[pipeline_rank])
+def issued_collectives(layout: Layout, pipeline_rank: int = 0, **training: object) -> list[CommOp]:
+    plan = make_plan(layout, replace(TRAINING, global_batch=layout.dp * 2, **training), MOE_MODEL)
+    return collectives(lower_plan(plan).programs[pipeline_rank])
 
 
-def moved(found: list[CommOp], role: str) -> dict[CollectiveType, float]:
+def payload_by_collective(comm_ops: list[CommOp], comm_group: str) -> dict[CollectiveType, float]:
     """Bytes of payload in groups of a role."""
-    mine = [comm_op for comm_op in found if comm_op.comm_group == role]
+    group_ops = [comm_op for comm_op in comm_ops if comm_op.comm_group == comm_group]
     return {
-        kind: total for kind in REDUCING if (total := sum(item.payload for item in mine if item.collective is kind))
+        kind: total
+        for kind in DATA_PARALLEL_COLLECTIVES
+        if (total := sum(group_op.payload for group_op in group_ops if group_op.collective is kind))
     }
 
 
 @pytest.mark.parametrize(("ep", "etp", "replicas"), [(2, 1, 4), (4, 1, 2), (2, 2, 2), (1, 2, 4)])
-def test_gradients_of_experts_are_summed_over_their_own_replicas(ep: int, etp: int, replicas: int) -> None:
+def test_expert_gradients_are_reduced_over_their_replicas(ep: int, etp: int, replicas: int) -> None:
     layout = Layout(dp=8, ep=ep, etp=etp, data=DdpStrategy())
-    found = sent(layout, gradient_clipping=False)
+    comm_ops = issued_collectives(layout, gradient_clipping=False)
     assert layout.group_size(EDP_GROUP) == replicas
-    assert moved(found, EDP_GROUP.name) == {CollectiveType.ALL_REDUCE: 3 * 4 * ALL_EXPERTS / (ep * etp)}
-    dense = planned(layout, model=MIXED).parameter_count(planned(layout, model=MIXED).stages[0]) - 3 * ALL_EXPERTS // (
-        ep * etp
-    )
-    assert moved(found, DP_GROUP.name) == {CollectiveType.ALL_REDUCE: 4 * dense}
+    assert payload_by_collective(comm_ops, EDP_GROUP.name) == {
+        CollectiveType.ALL_REDUCE: 3 * 4 * ALL_EXPERTS / (ep * etp)
+    }
+    dense = make_plan(layout, model=MOE_MODEL).parameter_count(
+        make_plan(layout, model=MOE_MODEL).stages[0]
+    ) - 3 * ALL_EXPERTS // (ep * etp)
+    assert payload_by_collective(comm_ops, DP_GROUP.name) == {CollectiveType.ALL_REDUCE: 4 * dense}
 
 
-def test_experts_of_all_ranks_have_no_replica_and_nothing_to_reduce() -> None:
-    assert moved(sent(Layout(dp=8, ep=8, data=DdpStrategy())), EDP_GROUP.name) == {}
+def test_experts_without_replicas_are_not_reduced() -> None:
+    assert payload_by_collective(issued_collectives(Layout(dp=8, ep=8, data=DdpStrategy())), EDP_GROUP.name) == {}
 
 
 def test_zero1_scatters_and_gathers_experts_over_their_replicas() -> None:
-    found = sent(Layout(dp=8, ep=2, data=Zero1()))
+    comm_ops = issued_collectives(Layout(dp=8, ep=2, data=Zero1()))
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EDP_GROUP.name) == {
+    assert payload_by_collective(comm_ops, EDP_GROUP.name) == {
         CollectiveType.REDUCE_SCATTER: 4 * experts,
         CollectiveType.ALL_GATHER: 2 * experts,
     }
 
 
-def test_fsdp_cuts_both_groups_of_weights_over_their_own_ranks() -> None:
+def test_fsdp_shards_both_parameter_groups_over_their_ranks() -> None:
     """Two microbatches, each gathered for forward and for backward and reduced."""
-    found = sent(Layout(dp=8, ep=2, data=FullyShard()))
+    comm_ops = issued_collectives(Layout(dp=8, ep=2, data=FullyShard()))
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EDP_GROUP.name) == {
+    assert payload_by_collective(comm_ops, EDP_GROUP.name) == {
         CollectiveType.REDUCE_SCATTER: 2 * 4 * experts,
         CollectiveType.ALL_GATHER: 2 * 2 * 2 * experts,
     }
@@ -89,32 +93,33 @@ def test_hybrid_sharding_has_replicas_of_both_groups() -> None:
     """8 ranks are 2 copies of 4 ranks; with ep 2 an expert is cut over 2 ranks of a copy."""
     layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
     sizes = [
-        layout.group_size(role) for role in (DP_SHARD_GROUP, DP_REPLICATE_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP)
+        layout.group_size(comm_group)
+        for comm_group in (DP_SHARD_GROUP, DP_REPLICATE_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP)
     ]
     assert sizes == [4, 2, 2, 2]
-    found = sent(layout)
+    comm_ops = issued_collectives(layout)
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EDP_SHARD_GROUP.name)[CollectiveType.REDUCE_SCATTER] == 2 * 4 * experts
-    assert moved(found, EDP_REPLICATE_GROUP.name) == {CollectiveType.ALL_REDUCE: 2 * 4 * experts / 2}
+    assert payload_by_collective(comm_ops, EDP_SHARD_GROUP.name)[CollectiveType.REDUCE_SCATTER] == 2 * 4 * experts
+    assert payload_by_collective(comm_ops, EDP_REPLICATE_GROUP.name) == {CollectiveType.ALL_REDUCE: 2 * 4 * experts / 2}
 
 
 def test_a_stage_without_experts_sends_nothing_of_them() -> None:
     """Megatron-LM has no buffer of experts where there are none; the first of four stages is dense."""
     for data in (DdpStrategy(), DdpStrategy(overlap=False), Zero1(), Zero1(overlap=False), FullyShard()):
         layout = Layout(dp=4, pp=4, ep=2, data=data)
-        assert not moved(sent(layout), EDP_GROUP.name), data
-        assert moved(sent(layout, 1), EDP_GROUP.name), data
+        assert not payload_by_collective(issued_collectives(layout), EDP_GROUP.name), data
+        assert payload_by_collective(issued_collectives(layout, 1), EDP_GROUP.name), data
 
 
-def test_buckets_of_experts_hold_experts_only_and_are_as_large_as_those_of_dense_weights() -> None:
+def test_expert_buckets_are_separate_and_as_large_as_dense_ones() -> None:
     """Megatron-LM: a million elements for each data-parallel rank of dense weights, or 40 million if that is more."""
-    found = [
-        comm_op
-        for comm_op in sent(Layout(dp=8, ep=2, data=DdpStrategy(bucket=4.0 * 100_000)))
-        if comm_op.comm_group == "edp"
+    expert_ops = [
+        issued_collective
+        for issued_collective in issued_collectives(Layout(dp=8, ep=2, data=DdpStrategy(bucket=4.0 * 100_000)))
+        if issued_collective.comm_group == "edp"
     ]
-    one = 4 * ALL_EXPERTS / 2 / 2  # a matrix of the four experts on a rank
-    assert [item.payload for item in found] == [4 * one, 2 * one]
+    matrix_bytes = 4 * ALL_EXPERTS / 2 / 2  # a matrix of the four experts on a rank
+    assert [expert_op.payload for expert_op in expert_ops] == [4 * matrix_bytes, 2 * matrix_bytes]
 
 
 @pytest.mark.parametrize(
@@ -130,51 +135,55 @@ def test_buckets_of_experts_hold_experts_only_and_are_as_large_as_those_of_dense
         (Layout(dp=8, ep=2, data=Zero1(shard=4)), {SHARDED_REPLICA_GROUP: 4}),
     ],
 )
-def test_the_norm_is_summed_over_one_copy_of_each_group_of_weights(layout: Layout, roles: dict[object, int]) -> None:
+def test_the_gradient_norm_is_reduced_over_one_copy_of_all_weights(layout: Layout, roles: dict[object, int]) -> None:
     """Without sharding a copy of all experts is on other ranks than one of the dense weights (Megatron-LM)."""
     norms = [
-        comm_op.comm_group
+        issued_collective.comm_group
         for rank in range(layout.pp)
-        for comm_op in sent(layout, rank)
-        if comm_op.name == "gradient norm"
+        for issued_collective in issued_collectives(layout, rank)
+        if issued_collective.name == "gradient norm"
     ]
-    assert norms == [role.name for role in roles] * layout.pp
-    assert {role: layout.group_size(role) for role in roles} == roles
+    assert norms == [comm_group.name for comm_group in roles] * layout.pp
+    assert {comm_group: layout.group_size(comm_group) for comm_group in roles} == roles
 
 
-def test_zero_bubble_sums_squares_of_experts_over_their_parts_before_they_are_handed_on() -> None:
+def test_zero_bubble_reduces_the_norm_over_expert_shards_first() -> None:
     layout = Layout(tp=2, dp=2, pp=2, ep=4, etp=1, sequence_parallel=True)
-    plan = planned(layout, replace(TRAINING, global_batch=4), MIXED)
-    program = lowered(plan, ZeroBubble(1)).programs[0]
-    (block,) = {
+    plan = make_plan(layout, replace(TRAINING, global_batch=4), MOE_MODEL)
+    program = lower_plan(plan, ZeroBubble(1)).programs[0]
+    (segment,) = {
         task.segment for task in program.tasks if getattr(getattr(task, "segment", None), "name", "") == "gradient norm"
     }
-    assert [comm_op.comm_group for comm_op in block.comm_ops] == ["tp", "etp_ep"]
+    assert [comm_op.comm_group for comm_op in segment.comm_ops] == ["tp", "etp_ep"]
 
 
 @pytest.mark.parametrize(
     ("ep", "etp", "tp"), [(1, 1, 1), (4, 1, 1), (2, 2, 1), (8, 1, 2), (2, 4, 2), (1, 1, 2), (1, 4, 2)]
 )
 @pytest.mark.parametrize("counts", [(1, 3), (2, 2), (3, 1)])
-def test_all_ranks_together_hold_every_expert_as_often_as_there_are_replicas(
+def test_all_ranks_hold_as_many_copies_of_experts_as_replicas(
     ep: int, etp: int, tp: int, counts: tuple[int, int]
 ) -> None:
     layout = Layout(tp=tp, dp=8, pp=2, ep=ep, etp=etp, sequence_parallel=tp > 1, layers_per_stage=counts)
-    plan = planned(layout, model=MIXED)
-    held = sum(plan.parameter_count(stage, EXPERTS) for stage in plan.stages) * layout.world_size // layout.pp
+    plan = make_plan(layout, model=MOE_MODEL)
+    held_parameters = (
+        sum(plan.parameter_count(stage, EXPERTS) for stage in plan.stages) * layout.world_size // layout.pp
+    )
     replicas = layout.group_size(EDP_GROUP if layout.has_expert_mesh else DP_GROUP)
-    assert held == 3 * ALL_EXPERTS * replicas
+    assert held_parameters == 3 * ALL_EXPERTS * replicas
     assert replicas == prod((layout.tp, layout.dp)) // (ep * etp)
 
 
 @pytest.mark.parametrize(("ep", "shards"), [(1, 8), (2, 4), (8, 1)])
-def test_gradients_of_all_weights_go_to_the_host_whoever_reduces_them(ep: int, shards: int) -> None:
+def test_all_gradients_are_offloaded_to_the_host(ep: int, shards: int) -> None:
     """ZeRO-2 leaves a part of them here; of experts that no other rank has, all are here."""
     layout = Layout(dp=8, ep=ep, data=Zero2())
     offload = Offload(states=OptimizerOffload(gradients=True))
-    plan = planned(layout, replace(TRAINING, global_batch=8, gradient_clipping=False, offload=offload), MIXED)
-    hosts = [collective for collective in collectives(lowered(plan).programs[0]) if isinstance(collective, HostOp)]
+    plan = make_plan(layout, replace(TRAINING, global_batch=8, gradient_clipping=False, offload=offload), MOE_MODEL)
+    host_ops = [
+        collective for collective in collectives(lower_plan(plan).programs[0]) if isinstance(collective, HostOp)
+    ]
     experts = 3 * ALL_EXPERTS / ep
     dense = plan.parameter_count(plan.stages[0]) - experts
-    left = sum(host.payload for host in hosts if host.name == "offload gradients")
-    assert left == pytest.approx(4 * (dense / 8 + experts / shards))
+    offloaded_bytes = sum(host_op.payload for host_op in host_ops if host_op.name == "offload gradients")
+    assert offloaded_bytes == pytest.approx(4 * (dense / 8 + experts / shards))

@@ -12,95 +12,108 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, Segment, Stream
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
-from tests.lowering.plans import lowered
-from tests.lowering.test_moe import MIXED, TRAINING
+from tests.lowering.plans import lower_plan
+from tests.lowering.test_moe import MOE_MODEL, TRAINING
 
-BESIDE = Layout(dp=8, ep=8, overlap_expert_communication=True)
-EMPTY = Segment("", ())
-
-
-def plan(**changes: object) -> Plan:
-    return Plan(MIXED, replace(TRAINING, global_batch=24, gradient_clipping=False), replace(BESIDE, **changes))
+OVERLAPPED = Layout(dp=8, ep=8, overlap_expert_communication=True)
+EMPTY_SEGMENT = Segment("", ())
 
 
-def test_legs_end_where_tokens_have_left() -> None:
+def overlapped_plan(**changes: object) -> Plan:
+    return Plan(MOE_MODEL, replace(TRAINING, global_batch=24, gradient_clipping=False), replace(OVERLAPPED, **changes))
+
+
+def test_overlap_segments_end_at_their_dispatches() -> None:
     """Forward each mixture sends there and back, so a stage of three has six legs and the rest."""
-    of = plan()
-    (stage,) = of.stages
-    operations = UnitBuilder(of).stage_units(stage)
-    forward = [operation for unit in operations for operation in unit.forward]
-    found = [*split_overlap_phases(forward)]
-    assert [item for leg in found for item in leg.compute] == [
+    moe_plan = overlapped_plan()
+    (stage,) = moe_plan.stages
+    stage_units = UnitBuilder(moe_plan).stage_units(stage)
+    forward = [operation for unit in stage_units for operation in unit.forward]
+    overlap_segments = [*split_overlap_phases(forward)]
+    assert [item for overlap_segment in overlap_segments for item in overlap_segment.compute] == [
         element for element in forward if element.moe_comm is None
     ]
-    assert [comm_op for leg in found for comm_op in leg.comm_ops] == [
+    assert [comm_op for overlap_segment in overlap_segments for comm_op in overlap_segment.comm_ops] == [
         entry.moe_comm for entry in forward if entry.moe_comm is not None
     ]
-    assert len([leg for leg in found if leg.comm_ops]) == 2 * 3
-    assert not any(leg.deferred_wgrad for leg in found)
+    assert len([overlap_segment for overlap_segment in overlap_segments if overlap_segment.comm_ops]) == 2 * 3
+    assert not any(overlap_segment.deferred_wgrad for overlap_segment in overlap_segments)
 
 
-def test_a_backward_with_weights_put_off_does_the_same_work() -> None:
-    of = plan()
-    (stage,) = of.stages
-    units = UnitBuilder(of).stage_units(stage)
-    made = defer_weight_gradients(units)
+def test_deferred_weight_gradients_do_the_same_work() -> None:
+    moe_plan = overlapped_plan()
+    (stage,) = moe_plan.stages
+    units = UnitBuilder(moe_plan).stage_units(stage)
+    deferred = defer_weight_gradients(units)
     halves = [input_gradient for unit in units for input_gradient in (*unit.input_gradients, *unit.weight_gradients)]
-    assert sorted(repr(replace(operation, deferred_wgrad=False)) for operation in made) == sorted(map(repr, halves))
-    assert sum(item.gradient_count for item in made) == sum(
+    assert sorted(repr(replace(operation, deferred_wgrad=False)) for operation in deferred) == sorted(map(repr, halves))
+    assert sum(item.gradient_count for item in deferred) == sum(
         element.gradient_count for unit in units for element in unit.backward
     )
 
 
-def test_gradients_of_experts_are_behind_the_tokens_that_leave_them() -> None:
-    of = plan()
-    (stage,) = of.stages
-    sends = [
-        leg for leg in split_overlap_phases(defer_weight_gradients(UnitBuilder(of).stage_units(stage))) if leg.comm_ops
+def test_expert_weight_gradients_overlap_the_combine() -> None:
+    moe_plan = overlapped_plan()
+    (stage,) = moe_plan.stages
+    sending_segments = [
+        overlap_segment
+        for overlap_segment in split_overlap_phases(defer_weight_gradients(UnitBuilder(moe_plan).stage_units(stage)))
+        if overlap_segment.comm_ops
     ]
-    late = [
-        {operation.kernel.name.split(".")[0] for operation in leg.deferred_wgrad if operation.kernel is not None}
-        for leg in sends
+    deferred_names = [
+        {
+            operation.kernel.name.split(".")[0]
+            for operation in overlap_segment.deferred_wgrad
+            if operation.kernel is not None
+        }
+        for overlap_segment in sending_segments
     ]
-    assert [leg.comm_ops[0].name for leg in sends] == ["dispatch tokens", "combine tokens"] * 3
-    assert all("experts" in names for names in late[1::2])
-    assert all(names and "experts" not in names for names in late[::2])
+    assert [overlap_segment.comm_ops[0].name for overlap_segment in sending_segments] == [
+        "dispatch tokens",
+        "combine tokens",
+    ] * 3
+    assert all("experts" in names for names in deferred_names[1::2])
+    assert all(names and "experts" not in names for names in deferred_names[::2])
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_a_backward_and_a_forward_take_turns(delayed: bool) -> None:
+def test_a_backward_and_a_forward_are_interleaved(delayed: bool) -> None:
     """Between two turns of one pass there is one of the other, as long as both have some; the backward's is first."""
-    (program,) = lowered(plan(delay_wgrad=delayed), Overlapped1F1B(OneFOneB())).programs
+    (program,) = lower_plan(overlapped_plan(delay_wgrad=delayed), Overlapped1F1B(OneFOneB())).programs
     tasks = [(task, stream) for task, stream in zip(program.tasks, program.streams, strict=True)]
-    pair = [task.action for task, _ in tasks if isinstance(task, ComputeTask) and task.action is not None]
-    both = [str(item) for item in pair if str(item) in ("0F1", "0B0")]
-    turns = [element for place, element in enumerate(both) if place == 0 or both[place - 1] != element]
+    actions = [task.action for task, _ in tasks if isinstance(task, ComputeTask) and task.action is not None]
+    pair_actions = [str(action) for action in actions if str(action) in ("0F1", "0B0")]
+    turns = [
+        pair_action
+        for index, pair_action in enumerate(pair_actions)
+        if index == 0 or pair_actions[index - 1] != pair_action
+    ]
     assert turns == ["0B0", "0F1"] * 7
     assert sum(stream is Stream.EP for _, stream in tasks) > 0
-    assert all(max(task.depends_on, default=-1) < number for number, (task, _) in enumerate(tasks))
+    assert all(max(task.depends_on, default=-1) < task_id for task_id, (task, _) in enumerate(tasks))
 
 
-def test_what_a_task_waits_for_is_issued_before_it() -> None:
+def test_dependencies_are_issued_before_their_task() -> None:
     """The second list's first task waits for the last of the first list: nothing is left to take turns with."""
     tasks = TaskList()
-    first = [tasks.add(Stream.COMPUTE, ComputeTask(EMPTY)) for _ in range(3)]
-    second = len(tasks)
-    tasks.add(Stream.COMPUTE, ComputeTask(EMPTY, (first[-1],)))
-    tasks.add(Stream.DP, CollectiveTask(CommOp("", None, "", 0.0), (second,)))  # type: ignore[arg-type]
-    tasks.interleave(first[0], second)
-    after = tasks.add(Stream.COMPUTE, ComputeTask(EMPTY, (second,)))
+    first_ids = [tasks.add(Stream.COMPUTE, ComputeTask(EMPTY_SEGMENT)) for _ in range(3)]
+    second_start = len(tasks)
+    tasks.add(Stream.COMPUTE, ComputeTask(EMPTY_SEGMENT, (first_ids[-1],)))
+    tasks.add(Stream.DP, CollectiveTask(CommOp("", None, "", 0.0), (second_start,)))  # type: ignore[arg-type]
+    tasks.interleave(first_ids[0], second_start)
+    last_id = tasks.add(Stream.COMPUTE, ComputeTask(EMPTY_SEGMENT, (second_start,)))
     program = tasks.build()
     assert [task.depends_on for task in program.tasks] == [(), (), (), (2,), (3,), (3,)]
-    assert after == 5
+    assert last_id == 5
     assert isinstance(program.tasks[4], CollectiveTask)
 
 
-def test_turns_alternate_and_keep_their_order() -> None:
+def test_interleaving_alternates_and_keeps_the_order() -> None:
     tasks = TaskList()
-    blocks = [Segment(name, ()) for name in ("f0", "f1", "b0", "b1", "b2")]
-    for place, block in enumerate(blocks):
-        tasks.add(Stream.COMPUTE, ComputeTask(block))
-        if place != 1:
+    segments = [Segment(name, ()) for name in ("f0", "f1", "b0", "b1", "b2")]
+    for index, segment in enumerate(segments):
+        tasks.add(Stream.COMPUTE, ComputeTask(segment))
+        if index != 1:
             tasks.mark_switch_point()
     tasks.interleave(0, 2)
     assert [task.segment.name for task in tasks.build().tasks if isinstance(task, ComputeTask)] == [
@@ -108,16 +121,16 @@ def test_turns_alternate_and_keep_their_order() -> None:
     ]  # fmt: skip
 
 
-def test_operations_that_travel_are_exchanges_of_tokens_alone() -> None:
-    of = plan()
-    (stage,) = of.stages
-    travelling = [
+def test_moe_communication_is_dispatch_and_combine_only() -> None:
+    moe_plan = overlapped_plan()
+    (stage,) = moe_plan.stages
+    moe_operations = [
         operation
-        for unit in UnitBuilder(of).stage_units(stage)
+        for unit in UnitBuilder(moe_plan).stage_units(stage)
         for operation in unit.forward
         if operation.moe_comm is not None
     ]
-    assert {item.moe_comm.name for item in travelling if item.moe_comm is not None} == {
+    assert {moe_operation.moe_comm.name for moe_operation in moe_operations if moe_operation.moe_comm is not None} == {
         "dispatch tokens", "dispatch probabilities", "combine tokens",
     }  # fmt: skip
-    assert all(isinstance(element, Operation) for element in travelling)
+    assert all(isinstance(item, Operation) for item in moe_operations)

@@ -22,21 +22,21 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
-from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered
+from tests.lowering.plans import SMALL, TRAINING, collectives, data_parallel_task_names, lower_plan
 
 MLP = "mlp"
 LAYOUT = Layout(dp=2, cp=2)
-IN_MLPS = 4 * (2 * 64 * 128 + 128 + 64)  # four layers: two matrices and their biases
-IN_ALL = IN_MLPS + 4 * (4 * 64 * 64 + 4 * 64 + 2 * 2 * 64) + (256 + 64) * 64 + 2 * 64 + 256 * 64
+MLP_PARAMETERS = 4 * (2 * 64 * 128 + 128 + 64)  # four layers: two matrices and their biases
+ALL_PARAMETERS = MLP_PARAMETERS + 4 * (4 * 64 * 64 + 4 * 64 + 2 * 2 * 64) + (256 + 64) * 64 + 2 * 64 + 256 * 64
 
 
-class TwoGroups(Plan):
+class TwoGroupsPlan(Plan):
     """MLPs are a group of their own, over the context-parallel ranks; the rest is over all four."""
 
     @cached_property
     def layer_by_spec(self) -> dict[LayerSpec, LayerOperators]:
         return {
-            spec: replace(layer_operators, operators=_marked(layer_operators))
+            spec: replace(layer_operators, operators=_operators_with_mlp_group(layer_operators))
             for spec, layer_operators in super().layer_by_spec.items()
         }
 
@@ -50,7 +50,7 @@ class TwoGroups(Plan):
         return dense, ParameterGroup(MLP, formats, replicate_group=CP_GROUP, replica_count=2)
 
 
-class Hybrid(Plan):
+class HybridShardPlan(Plan):
     """All weights are sharded over two ranks, and equal on two such pairs."""
 
     @cached_property
@@ -59,26 +59,26 @@ class Hybrid(Plan):
         return (ParameterGroup(DENSE, formats, CP_GROUP, DP_GROUP, shard_count=2, replica_count=2),)
 
 
-def _marked(layer: LayerOperators) -> tuple:
+def _operators_with_mlp_group(layer: LayerOperators) -> tuple:
     linears = ("mlp.up", "mlp.down")
     return tuple(
         replace(operator, parameter_group=MLP) if operator.name in linears else operator for operator in layer.operators
     )
 
 
-def program(kind: type[Plan], data: DataParallelStrategy, microbatches: int = 1) -> RankProgram:
+def rank_program(kind: type[Plan], data: DataParallelStrategy, microbatches: int = 1) -> RankProgram:
     training = replace(TRAINING, global_batch=2 * microbatches, gradient_clipping=False)
-    (only,) = lowered(kind(SMALL, training, replace(LAYOUT, data=data))).programs
-    return only
+    (lowered_program,) = lower_plan(kind(SMALL, training, replace(LAYOUT, data=data))).programs
+    return lowered_program
 
 
-def moved(program: RankProgram, collective: CollectiveType) -> dict[str, float]:
+def payload_by_group(program: RankProgram, collective: CollectiveType) -> dict[str, float]:
     """Bytes of payload by role."""
-    found: dict[str, float] = {}
+    payloads: dict[str, float] = {}
     for exchange in collectives(program):
         if exchange.collective is collective:
-            found[exchange.comm_group] = found.get(exchange.comm_group, 0) + exchange.payload
-    return found
+            payloads[exchange.comm_group] = payloads.get(exchange.comm_group, 0) + exchange.payload
+    return payloads
 
 
 STRATEGIES = [
@@ -89,56 +89,68 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
-def test_each_groups_gradients_are_reduced_once_over_its_own_role(data: DataParallelStrategy) -> None:
+def test_group_gradients_are_reduced_once_over_their_comm_group(data: DataParallelStrategy) -> None:
     kind = CollectiveType.REDUCE_SCATTER if data.zero_stage else CollectiveType.ALL_REDUCE
-    assert moved(program(TwoGroups, data), kind) == {"dp": 4 * (IN_ALL - IN_MLPS), "cp": 4 * IN_MLPS}
+    assert payload_by_group(rank_program(TwoGroupsPlan, data), kind) == {
+        "dp": 4 * (ALL_PARAMETERS - MLP_PARAMETERS),
+        "cp": 4 * MLP_PARAMETERS,
+    }
 
 
 @pytest.mark.parametrize("data", [item for item in STRATEGIES if item.stage])
-def test_each_groups_parameters_are_gathered_over_its_own_role(data: DataParallelStrategy) -> None:
+def test_group_parameters_are_gathered_over_their_comm_group(data: DataParallelStrategy) -> None:
     """Once a step; with stage 3 again for backward, but for the head's, which follows at once."""
-    again = 2 if isinstance(data, FullyShard) else 1
-    head = (256 * 64 + 2 * 64) * (again - 1)
-    dense = again * (IN_ALL - IN_MLPS) - head
-    assert moved(program(TwoGroups, data), CollectiveType.ALL_GATHER) == {"dp": 2 * dense, "cp": 2 * again * IN_MLPS}
+    gather_count = 2 if isinstance(data, FullyShard) else 1
+    head = (256 * 64 + 2 * 64) * (gather_count - 1)
+    dense = gather_count * (ALL_PARAMETERS - MLP_PARAMETERS) - head
+    assert payload_by_group(rank_program(TwoGroupsPlan, data), CollectiveType.ALL_GATHER) == {
+        "dp": 2 * dense,
+        "cp": 2 * gather_count * MLP_PARAMETERS,
+    }
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
 def test_a_step_waits_for_every_reduction(data: DataParallelStrategy) -> None:
-    only = program(TwoGroups, data)
+    lowered_program = rank_program(TwoGroupsPlan, data)
     reductions = {
-        number
-        for number, task in enumerate(only.tasks)
+        task_id
+        for task_id, task in enumerate(lowered_program.tasks)
         if isinstance(task, CollectiveTask) and task.comm_op.collective is not CollectiveType.ALL_GATHER
     }
-    optimizer = next(task for task in only.tasks if getattr(getattr(task, "segment", None), "name", "") == "optimizer")
+    optimizer = next(
+        task for task in lowered_program.tasks if getattr(getattr(task, "segment", None), "name", "") == "optimizer"
+    )
     assert reductions == set(optimizer.depends_on)
 
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
-def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelStrategy) -> None:
-    held = Footprint(TwoGroups(SMALL, TRAINING, replace(LAYOUT, data=data)), Framework(1.0, 0.0), 0.0).resident_bytes(0)
+def test_memory_is_sharded_over_the_ranks_of_the_group(data: DataParallelStrategy) -> None:
+    resident = Footprint(
+        TwoGroupsPlan(SMALL, TRAINING, replace(LAYOUT, data=data)), Framework(1.0, 0.0), 0.0
+    ).resident_bytes(0)
 
-    def share(stage: int, width: int) -> float:
+    def expected_bytes(stage: int, width: int) -> float:
         dense, mlp = (4, 2) if data.zero_stage >= stage else (1, 1)
-        return width * ((IN_ALL - IN_MLPS) / dense + IN_MLPS / mlp)
+        return width * ((ALL_PARAMETERS - MLP_PARAMETERS) / dense + MLP_PARAMETERS / mlp)
 
-    assert held[MemoryCategory.PARAMETERS] == share(3, 2)
-    assert held[MemoryCategory.GRADIENTS] == share(2, 4)
-    assert held[MemoryCategory.OPTIMIZER] == share(1, 12)
+    assert resident[MemoryCategory.PARAMETERS] == expected_bytes(3, 2)
+    assert resident[MemoryCategory.GRADIENTS] == expected_bytes(2, 4)
+    assert resident[MemoryCategory.OPTIMIZER] == expected_bytes(1, 12)
 
 
 @pytest.mark.parametrize(("data", "dense", "mlp"), [(DdpStrategy(), 1, 1), (Zero1(), 4, 2), (FullyShard(), 4, 2)])
-def test_a_rank_updates_its_part_of_each_group(data: DataParallelStrategy, dense: int, mlp: int) -> None:
-    only = program(TwoGroups, data)
+def test_a_rank_updates_its_shard_of_all_groups(data: DataParallelStrategy, dense: int, mlp: int) -> None:
+    lowered_program = rank_program(TwoGroupsPlan, data)
     (optimizer,) = (
-        task.segment for task in only.tasks if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
+        task.segment
+        for task in lowered_program.tasks
+        if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
     )
     updated = [operation.kernel.shape.elements for operation in optimizer.operations if operation.kernel]
-    assert updated == [(IN_ALL - IN_MLPS) / dense + IN_MLPS / mlp]
+    assert updated == [(ALL_PARAMETERS - MLP_PARAMETERS) / dense + MLP_PARAMETERS / mlp]
 
 
-class Apart(TwoGroups):
+class SingleRankMlpPlan(TwoGroupsPlan):
     """The MLPs' weights are on one rank only: nothing of them is communicated."""
 
     @cached_property
@@ -148,54 +160,58 @@ class Apart(TwoGroups):
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
-def test_a_group_that_is_whole_and_on_one_rank_is_neither_gathered_nor_reduced(data: DataParallelStrategy) -> None:
-    only = program(Apart, data)
+def test_an_unsharded_unreplicated_group_is_not_communicated(data: DataParallelStrategy) -> None:
+    lowered_program = rank_program(SingleRankMlpPlan, data)
     kind = CollectiveType.REDUCE_SCATTER if data.zero_stage else CollectiveType.ALL_REDUCE
-    assert moved(only, kind) == {"dp": 4 * (IN_ALL - IN_MLPS)}
-    assert set(moved(only, CollectiveType.ALL_GATHER)) <= {"dp"}
-    assert all(number >= 0 for task in only.tasks for number in task.depends_on)
+    assert payload_by_group(lowered_program, kind) == {"dp": 4 * (ALL_PARAMETERS - MLP_PARAMETERS)}
+    assert set(payload_by_group(lowered_program, CollectiveType.ALL_GATHER)) <= {"dp"}
+    assert all(task_id >= 0 for task in lowered_program.tasks for task_id in task.depends_on)
 
 
-def test_groups_in_other_formats_are_updated_by_kernels_of_their_own() -> None:
-    class Narrow(TwoGroups):
+def test_groups_of_different_formats_have_separate_optimizer_kernels() -> None:
+    class Bf16MomentsPlan(TwoGroupsPlan):
         @cached_property
         def parameter_groups(self) -> tuple[ParameterGroup, ...]:
             dense, mlp = super().parameter_groups
             return dense, replace(mlp, formats=replace(mlp.formats, moments=DType.BF16))
 
-    only = program(Narrow, Zero1())
+    lowered_program = rank_program(Bf16MomentsPlan, Zero1())
     (optimizer,) = (
-        task.segment for task in only.tasks if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
+        task.segment
+        for task in lowered_program.tasks
+        if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
     )
     updated = {
         operation.kernel.shape.formats[1]: operation.kernel.shape.elements
         for operation in optimizer.operations
         if operation.kernel
     }
-    assert updated == {DType.FP32: (IN_ALL - IN_MLPS) / 4, DType.BF16: IN_MLPS / 2}
+    assert updated == {DType.FP32: (ALL_PARAMETERS - MLP_PARAMETERS) / 4, DType.BF16: MLP_PARAMETERS / 2}
 
 
-def test_what_is_sharded_and_replicated_is_scattered_first_and_then_summed_in_parts() -> None:
+def test_hybrid_shards_are_reduce_scattered_then_all_reduced() -> None:
     """Hybrid sharding: reduce-scatter inside, then an all-reduce of this rank's half across."""
-    only = program(Hybrid, FullyShard())
+    lowered_program = rank_program(HybridShardPlan, FullyShard())
     reductions = [
-        collective for collective in collectives(only) if collective.collective is not CollectiveType.ALL_GATHER
+        collective
+        for collective in collectives(lowered_program)
+        if collective.collective is not CollectiveType.ALL_GATHER
     ]
-    inside, across = reductions[::2], reductions[1::2]
-    assert {comm_op.collective for comm_op in inside} == {CollectiveType.REDUCE_SCATTER}
-    assert {item.collective for item in across} == {CollectiveType.ALL_REDUCE}
-    assert [element.payload / 2 for element in inside] == [entry.payload for entry in across]
-    assert sum(each.payload for each in inside) == 4 * IN_ALL
-    assert [replace(each, comm_group="cp") for each in inside] == inside
-    for number, task in enumerate(only.tasks):
+    within_shards, across_replicas = reductions[::2], reductions[1::2]
+    assert {within_shard.collective for within_shard in within_shards} == {CollectiveType.REDUCE_SCATTER}
+    assert {across_replica.collective for across_replica in across_replicas} == {CollectiveType.ALL_REDUCE}
+    assert [comm_op.payload / 2 for comm_op in within_shards] == [item.payload for item in across_replicas]
+    assert sum(element.payload for element in within_shards) == 4 * ALL_PARAMETERS
+    assert [replace(entry, comm_group="cp") for entry in within_shards] == within_shards
+    for task_id, task in enumerate(lowered_program.tasks):
         if isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.ALL_REDUCE:
-            assert task.depends_on == (number - 1,)
+            assert task.depends_on == (task_id - 1,)
 
 
-def test_gradients_are_reduced_in_the_backward_that_the_order_has_last() -> None:
+def test_gradients_are_reduced_in_the_last_backward_of_the_order() -> None:
     """Not in that of the highest number: a schedule may run microbatches in any order."""
     training = replace(TRAINING, global_batch=4, gradient_clipping=False)
     kinds = (ActionKind.FORWARD, 0), (ActionKind.FORWARD, 1), (ActionKind.BACKWARD, 1), (ActionKind.BACKWARD, 0)
     order = (tuple(Action(0, kind, microbatch) for kind, microbatch in kinds),)
-    (only,) = lower_step(Plan(SMALL, training, Layout(dp=2, data=DdpStrategy(bucket=1e12))), order).programs
-    assert data_words(only)[:5] == ["F0", "F1", "B1", "B0", "reduce gradients"]
+    (lowered_program,) = lower_step(Plan(SMALL, training, Layout(dp=2, data=DdpStrategy(bucket=1e12))), order).programs
+    assert data_parallel_task_names(lowered_program)[:5] == ["F0", "F1", "B1", "B0", "reduce gradients"]

@@ -25,11 +25,11 @@ from clustersim.program.task import (
 )
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
-from tests.closed_form.fixed_durations import SEQUENCE, Fixed
-from tests.lowering.plans import TRAINING, data_words, lowered, planned, words
+from tests.closed_form.fixed_durations import SEQUENCE, FixedDurations
+from tests.lowering.plans import TRAINING, data_parallel_task_names, lower_plan, make_plan, task_names
 
-PLAIN = replace(TRAINING, gradient_clipping=False)
-INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
+UNCLIPPED = replace(TRAINING, gradient_clipping=False)
+INPUT_GRADIENT, WEIGHT_GRADIENT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 LAYOUTS = [
     Layout(pp=2),
     Layout(pp=2, tp=2),
@@ -39,89 +39,93 @@ LAYOUTS = [
 ]
 
 
-def parts(operations: tuple[Operation, ...]) -> Counter[object]:
+def body_counts(operations: tuple[Operation, ...]) -> Counter[object]:
     """Kernels and exchanges, whether they overlap or not."""
-    found: list[object] = []
+    bodies: list[object] = []
     for operation in operations:
-        found += (
+        bodies += (
             [operation.body.kernel, operation.body.comm_op]
             if isinstance(operation.body, CommOverlap)
             else [operation.body]
         )
-    return Counter(found)
+    return Counter(bodies)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(1)])
-def test_halves_together_do_what_a_backward_does(layout: Layout, recompute: Recompute) -> None:
-    plan = planned(layout, replace(PLAIN, recompute=recompute))
+def test_the_halves_have_the_operations_of_a_full_backward(layout: Layout, recompute: Recompute) -> None:
+    plan = make_plan(layout, replace(UNCLIPPED, recompute=recompute))
     units = UnitBuilder(plan)
     for stage in plan.stages:
         for unit in units.stage_units(stage):
-            assert parts(unit.input_gradients) + parts(unit.weight_gradients) == parts(unit.backward)
+            assert body_counts(unit.input_gradients) + body_counts(unit.weight_gradients) == body_counts(unit.backward)
             assert not any(input_gradient.gradient_count for input_gradient in unit.input_gradients)
             assert (
                 sum(weight_gradient.gradient_count for weight_gradient in unit.weight_gradients) == unit.parameter_count
             )
 
 
-def test_what_is_run_again_is_run_before_the_input_gradients() -> None:
-    units = UnitBuilder(planned(Layout(pp=2), replace(PLAIN, recompute=FullRecompute()))).stage_units(
-        planned(Layout(pp=2)).stages[0]
+def test_recomputation_precedes_the_input_gradients() -> None:
+    units = UnitBuilder(make_plan(Layout(pp=2), replace(UNCLIPPED, recompute=FullRecompute()))).stage_units(
+        make_plan(Layout(pp=2)).stages[0]
     )
     layer = units[1]
-    again = [input_gradient.work_type is WorkType.RECOMPUTE for input_gradient in layer.input_gradients]
-    assert again == sorted(again, reverse=True)
-    assert any(again)
+    is_recompute = [input_gradient.work_type is WorkType.RECOMPUTE for input_gradient in layer.input_gradients]
+    assert is_recompute == sorted(is_recompute, reverse=True)
+    assert any(is_recompute)
     assert all(weight_gradient.work_type is WorkType.BACKWARD for weight_gradient in layer.weight_gradients)
 
 
-def test_only_input_gradients_wait_and_send() -> None:
-    first, last = lowered(planned(Layout(pp=2), replace(PLAIN, global_batch=2)), ZeroBubble(1)).programs
-    assert words(last) == [
+def test_only_input_gradients_receive_and_send() -> None:
+    first_rank, last_rank = lower_plan(
+        make_plan(Layout(pp=2), replace(UNCLIPPED, global_batch=2)), ZeroBubble(1)
+    ).programs
+    assert task_names(last_rank) == [
         "receive 1F0", "F0", "I0", "send 0I0", "receive 1F1", "F1", "I1", "send 0I1", "W0", "W1", "optimizer",
     ]  # fmt: skip
-    assert words(first) == [
+    assert task_names(first_rank) == [
         "F0", "send 1F0", "F1", "send 1F1", "receive 0I0", "I0", "W0", "receive 0I1", "I1", "W1", "optimizer",
     ]  # fmt: skip
     halves = [
-        task for task in last.tasks if isinstance(task, ComputeTask) and task.action and task.action.kind is WEIGHT
+        task
+        for task in last_rank.tasks
+        if isinstance(task, ComputeTask) and task.action and task.action.kind is WEIGHT_GRADIENT
     ]
     assert not any(task.depends_on for task in halves)
 
 
-def strategy(data: DataParallelStrategy, microbatches: int = 2) -> list[str]:
-    training = replace(PLAIN, global_batch=2 * microbatches)
-    return data_words(lowered(planned(Layout(dp=2, data=data), training), ZeroBubble(1)).programs[0])
+def task_names_of_strategy(data: DataParallelStrategy, microbatches: int = 2) -> list[str]:
+    training = replace(UNCLIPPED, global_batch=2 * microbatches)
+    return data_parallel_task_names(lower_plan(make_plan(Layout(dp=2, data=data), training), ZeroBubble(1)).programs[0])
 
 
 def test_gradients_are_reduced_from_the_last_weight_gradients() -> None:
-    cut = strategy(DdpStrategy(bucket=10_000.0))
-    first = cut.index("reduce gradients")
-    assert cut[first - 1] == "W1"
-    assert Counter(cut[:first]) == Counter(["F0", "I0", "W0", "F1", "I1", "W1"])
-    assert set(cut[first:]) == {"reduce gradients", "W1", "optimizer"}
+    names = task_names_of_strategy(DdpStrategy(bucket=10_000.0))
+    first_reduction = names.index("reduce gradients")
+    assert names[first_reduction - 1] == "W1"
+    assert Counter(names[:first_reduction]) == Counter(["F0", "I0", "W0", "F1", "I1", "W1"])
+    assert set(names[first_reduction:]) == {"reduce gradients", "W1", "optimizer"}
 
 
-def test_zero_2_reduces_every_microbatchs_weight_gradients() -> None:
-    words = strategy(Zero2(bucket=1e12))
-    after = [words[place - 1] for place, word in enumerate(words) if word == "reduce gradients"]
-    assert after == ["W0", "W1"]
+def test_zero_2_reduces_weight_gradients_of_all_microbatches() -> None:
+    names = task_names_of_strategy(Zero2(bucket=1e12))
+    preceding = [names[index - 1] for index, name in enumerate(names) if name == "reduce gradients"]
+    assert preceding == ["W0", "W1"]
 
 
 def test_zero_3_gathers_for_input_gradients_and_reduces_after_weight_gradients() -> None:
     """The head stays from its forward; the weights' half needs no parameters."""
-    words = strategy(FullyShard(prefetch=0), microbatches=1)
-    backward = words[words.index("I0") :]
+    names = task_names_of_strategy(FullyShard(prefetch=0), microbatches=1)
+    backward = names[names.index("I0") :]
     assert backward == [
         "I0", *["gather layer", "I0"] * 4, "gather embedding", "I0",
         "W0", "reduce head", *["W0", "reduce layer"] * 4, "W0", "reduce embedding", "optimizer",
     ]  # fmt: skip
 
 
-def messages(plan: Plan) -> list[CommOp]:
+def gradient_norm_ops(plan: Plan) -> list[CommOp]:
     """What is sent and reduced of the gradient norm."""
-    programs = lowered(plan, ZeroBubble(1)).programs
+    programs = lower_plan(plan, ZeroBubble(1)).programs
     tasks = [
         task
         for program in programs
@@ -132,16 +136,16 @@ def messages(plan: Plan) -> list[CommOp]:
 
 
 @pytest.mark.parametrize("pp", [1, 3])
-def test_the_norm_is_handed_on_from_stage_to_stage(pp: int) -> None:
+def test_the_gradient_norm_is_passed_from_stage_to_stage(pp: int) -> None:
     """P - 1 messages, each sent and received; a single stage sums as ever."""
-    found = messages(planned(Layout(pp=pp), TRAINING))
-    assert [comm_op.comm_group for comm_op in found] == ["pp_next"] * 2 * (pp - 1) or pp == 1
-    assert all(item.payload == NORM_BYTES for item in found)
-    assert ("model" in {element.comm_group for element in found}) == (pp == 1)
+    norm_ops = gradient_norm_ops(make_plan(Layout(pp=pp), TRAINING))
+    assert [norm_op.comm_group for norm_op in norm_ops] == ["pp_next"] * 2 * (pp - 1) or pp == 1
+    assert all(comm_op.payload == NORM_BYTES for comm_op in norm_ops)
+    assert ("model" in {item.comm_group for item in norm_ops}) == (pp == 1)
 
 
 def test_the_norm_of_sharded_gradients_is_summed_among_replicas_first() -> None:
-    program = lowered(planned(Layout(pp=2, dp=2, data=Zero1()), TRAINING), ZeroBubble(1)).programs[1]
+    program = lower_plan(make_plan(Layout(pp=2, dp=2, data=Zero1()), TRAINING), ZeroBubble(1)).programs[1]
     norm = [
         task for task in program.tasks if not isinstance(task, ComputeTask) and task.comm_op.name == "gradient norm"
     ]
@@ -154,11 +158,11 @@ def test_the_norm_of_sharded_gradients_is_summed_among_replicas_first() -> None:
 
 def test_costs_are_those_of_the_kernels_of_all_stages() -> None:
     """Four layers of 1 s forward, 2 s input and 0.5 s weight gradient, in two stages."""
-    plan = planned(Layout(pp=2), replace(PLAIN, sequence=SEQUENCE))
-    costs = pass_costs(plan, Fixed(1.0, 2.0, 0.5).costs(lowered(plan)))
+    plan = make_plan(Layout(pp=2), replace(UNCLIPPED, sequence=SEQUENCE))
+    costs = pass_costs(plan, FixedDurations(1.0, 2.0, 0.5).fixed_cost(lower_plan(plan)))
     assert (costs.forward, costs.input_gradient, costs.weight_gradient) == (4.0, 8.0, 2.0)
 
 
 def test_other_schedules_have_no_costs() -> None:
-    plan = planned(Layout(pp=2), PLAIN)
-    assert with_pass_costs(OneFOneB(), plan, Fixed().costs(lowered(plan))) == OneFOneB()
+    plan = make_plan(Layout(pp=2), UNCLIPPED)
+    assert with_pass_costs(OneFOneB(), plan, FixedDurations().fixed_cost(lower_plan(plan))) == OneFOneB()

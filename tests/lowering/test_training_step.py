@@ -26,12 +26,21 @@ from clustersim.program.task import (
     Task,
     WorkType,
 )
-from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered, operations, planned, words
-from tests.strategies import usual
+from tests.lowering.plans import (
+    SMALL,
+    TRAINING,
+    collectives,
+    data_parallel_task_names,
+    lower_plan,
+    make_plan,
+    operations,
+    task_names,
+)
+from tests.strategies import default_schedule
 
-PLAIN = replace(TRAINING, global_batch=2, gradient_clipping=False)
+UNCLIPPED = replace(TRAINING, global_batch=2, gradient_clipping=False)
 PLANS = st.builds(
-    lambda tp, dp, pp, chunks, data, clipping: planned(
+    lambda tp, dp, pp, chunks, data, clipping: make_plan(
         Layout(tp=tp, dp=dp, pp=pp, data=data),
         replace(TRAINING, global_batch=dp * 2 * pp, gradient_clipping=clipping),
         chunks=chunks if pp > 1 else 1,
@@ -47,49 +56,51 @@ PLANS = st.builds(
 )
 
 
-def messages(program: RankProgram, kind: type[SendTask | ReceiveTask]) -> list[SendTask | ReceiveTask]:
+def message_tasks(program: RankProgram, kind: type[SendTask | ReceiveTask]) -> list[SendTask | ReceiveTask]:
     return [task for task in program.tasks if isinstance(task, kind)]
 
 
 @given(PLANS)
 def test_tasks_wait_for_earlier_tasks_only(plan: Plan) -> None:
-    for program in lowered(plan).programs:
-        for number, task in enumerate(program.tasks):
-            assert all(0 <= needed < number for needed in task.depends_on)
+    for program in lower_plan(plan).programs:
+        for task_id, task in enumerate(program.tasks):
+            assert all(0 <= dependency < task_id for dependency in task.depends_on)
 
 
 @given(PLANS)
-def test_every_message_is_sent_once_and_received_once_at_its_stage(plan: Plan) -> None:
-    program = lowered(plan)
+def test_messages_are_sent_once_and_received_once_at_their_stage(plan: Plan) -> None:
+    program = lower_plan(plan)
     sent = Counter(
-        (task.comm_op, task.tag) for rank_program in program.programs for task in messages(rank_program, SendTask)
+        (task.comm_op, task.tag) for rank_program in program.programs for task in message_tasks(rank_program, SendTask)
     )
-    received = Counter((task.comm_op, task.tag) for item in program.programs for task in messages(item, ReceiveTask))
+    received = Counter(
+        (task.comm_op, task.tag) for item in program.programs for task in message_tasks(item, ReceiveTask)
+    )
     assert sent == received
     assert set(sent.values()) <= {1}
     assert len(sent) == 2 * (len(plan.stages) - 1) * plan.microbatches if plan.layout.pp > 1 else not sent
     for rank, element in enumerate(program.programs):
-        assert all(task.tag.stage % plan.layout.pp == rank for task in messages(element, ReceiveTask))
+        assert all(task.tag.stage % plan.layout.pp == rank for task in message_tasks(element, ReceiveTask))
 
 
 @given(PLANS)
-def test_every_collective_has_its_group_and_every_group_a_use(plan: Plan) -> None:
-    program = lowered(plan)
+def test_used_groups_are_the_groups_of_the_program(plan: Plan) -> None:
+    program = lower_plan(plan)
     used = {exchange.comm_group for rank_program in program.programs for exchange in rank_program.comm_ops}
     assert used == set(program.groups)
 
 
 @given(PLANS)
 def test_the_passes_of_a_rank_follow_the_schedule(plan: Plan) -> None:
-    order = usual(plan.placement.max_chunks).order(plan.layout.pp, plan.microbatches)
-    for program, actions in zip(lowered(plan).programs, order, strict=True):
+    order = default_schedule(plan.placement.max_chunks).order(plan.layout.pp, plan.microbatches)
+    for program, actions in zip(lower_plan(plan).programs, order, strict=True):
         passes = [task.action for task in program.tasks if isinstance(task, ComputeTask) and task.action is not None]
         assert list(dict.fromkeys(passes)) == list(actions)
 
 
 @given(PLANS)
-def test_each_microbatch_does_the_same_work(plan: Plan) -> None:
-    for program in lowered(plan).programs:
+def test_microbatches_do_the_same_work(plan: Plan) -> None:
+    for program in lower_plan(plan).programs:
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
             first = [operation.body for operation in operations(program, kind, 0)]
             assert first == [item.body for item in operations(program, kind, plan.microbatches - 1)]
@@ -97,40 +108,49 @@ def test_each_microbatch_does_the_same_work(plan: Plan) -> None:
 
 @given(PLANS)
 def test_the_optimizer_is_last_to_compute_and_waits_for_all_reductions(plan: Plan) -> None:
-    for program in lowered(plan).programs:
+    for program in lower_plan(plan).programs:
         computes = [task for task in program.tasks if isinstance(task, ComputeTask)]
         assert computes[-1].segment.name == "optimizer"
         assert all(task.segment.name in ("forward", "backward") for task in computes[:-1] if task.action)
-        reductions = {n for n, t in enumerate(program.tasks) if isinstance(t, CollectiveTask) and _reduces(t)}
+        reductions = {n for n, t in enumerate(program.tasks) if isinstance(t, CollectiveTask) and _is_reduction(t)}
         first = next(task for task in computes if task.action is None)
         assert reductions <= set(first.depends_on)
 
 
-def _reduces(task: CollectiveTask) -> bool:
+def _is_reduction(task: CollectiveTask) -> bool:
     return task.comm_op.comm_group == "dp" and task.comm_op.collective is not CollectiveType.ALL_GATHER
 
 
-def test_kind_of_rank_is_its_pipeline_coordinate() -> None:
-    assert lowered(planned(Layout(tp=2, pp=2, dp=2))).program_index.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+def test_the_program_index_of_a_rank_is_its_pipeline_coordinate() -> None:
+    assert lower_plan(make_plan(Layout(tp=2, pp=2, dp=2))).program_index.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     order = ("tp", "pp", "cp", "dp")
-    assert lowered(planned(Layout(tp=2, pp=2, dp=2, order=order))).program_index.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert lower_plan(make_plan(Layout(tp=2, pp=2, dp=2, order=order))).program_index.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_1f1b_on_two_ranks() -> None:
     """Narayanan et al. 2021, figure 4: the last rank alternates, the first one has one microbatch more in flight."""
-    first, last = lowered(planned(Layout(pp=2), replace(PLAIN, global_batch=3))).programs
-    assert words(first) == [
+    first, last = lower_plan(make_plan(Layout(pp=2), replace(UNCLIPPED, global_batch=3))).programs
+    assert task_names(first) == [
         "F0", "send 1F0", "F1", "send 1F1", "receive 0B0", "B0", "F2", "send 1F2",
         "receive 0B1", "B1", "receive 0B2", "B2", "optimizer",
     ]  # fmt: skip
-    assert words(last) == [
+    assert task_names(last) == [
         "receive 1F0", "F0", "B0", "send 0B0", "receive 1F1", "F1", "B1", "send 0B1",
         "receive 1F2", "F2", "B2", "send 0B2", "optimizer",
     ]  # fmt: skip
 
 
 def test_a_pass_waits_for_its_message_and_a_send_for_its_pass() -> None:
-    first, last = lowered(planned(Layout(pp=2), PLAIN)).programs
+    first, last = lower_plan(make_plan(Layout(pp=2), UNCLIPPED)).programs
     assert isinstance(first.tasks[1], SendTask)
     assert first.tasks[1].depends_on == (0,)
     assert isinstance(last.tasks[0], ReceiveTask)
@@ -141,33 +161,34 @@ def test_a_pass_waits_for_its_message_and_a_send_for_its_pass() -> None:
 
 def test_without_pipeline_overlap_the_next_pass_waits_for_the_send() -> None:
     overlapped, waiting = (
-        lowered(planned(Layout(pp=2, pipeline_overlap=overlap), PLAIN)).programs[0] for overlap in (True, False)
+        lower_plan(make_plan(Layout(pp=2, pipeline_overlap=overlap), UNCLIPPED)).programs[0]
+        for overlap in (True, False)
     )
-    second = words(waiting).index("F1")
+    second = task_names(waiting).index("F1")
     assert overlapped.tasks[second].depends_on == ()
     assert waiting.tasks[second].depends_on == (second - 1,)
     assert isinstance(waiting.tasks[second - 1], SendTask)
 
 
-def test_sends_of_interleaved_passes_go_together_where_nothing_overlaps_them() -> None:
+def test_interleaved_sends_are_paired_without_pipeline_overlap() -> None:
     """Two ranks, two chunks, four microbatches: rank 0 sends F2's output and B0's gradient when both are done.
 
     Megatron-LM's `send_forward_backward_recv_forward_backward`; its next pass waits for both. Before and after the
     steady phase sends are alone.
     """
-    plan = planned(Layout(pp=2, pipeline_overlap=False), replace(PLAIN, global_batch=4), chunks=2)
-    first, _ = lowered(plan).programs
-    spoken = words(first)
-    steady = spoken.index("F2")
-    assert spoken[:steady] == [
+    plan = make_plan(Layout(pp=2, pipeline_overlap=False), replace(UNCLIPPED, global_batch=4), chunks=2)
+    first, _ = lower_plan(plan).programs
+    names = task_names(first)
+    steady = names.index("F2")
+    assert names[:steady] == [
         "F0", "send 1F0", "F1", "send 1F1", "receive 2F0", "F0", "send 3F0", "receive 2F1", "F1", "send 3F1",
     ]  # fmt: skip
-    assert spoken[steady : steady + 6] == ["F2", "receive 2B0", "B0", "send 1F2", "send 1B0", "F3"]
+    assert names[steady : steady + 6] == ["F2", "receive 2B0", "B0", "send 1F2", "send 1B0", "F3"]
     backward = steady + 2
     assert [task.depends_on for task in first.tasks[backward + 1 : backward + 4]] == [
         (backward,), (backward,), (backward + 1, backward + 2),
     ]  # fmt: skip
-    assert spoken[-8:] == [
+    assert names[-8:] == [
         "receive 2B3", "B3", "send 1B3", "receive 0B2", "B2", "receive 0B3", "B3", "optimizer",
     ]  # fmt: skip
 
@@ -177,17 +198,17 @@ def test_sends_of_interleaved_passes_go_together_where_nothing_overlaps_them() -
     [(True, 4, 2), (False, 2, 2), (False, 4, 1)],
     ids=["they are overlapped", "all forwards come first", "there is one chunk"],
 )
-def test_every_output_is_sent_at_once_where(overlap: bool, microbatches: int, chunks: int) -> None:
-    training = replace(PLAIN, global_batch=microbatches)
-    for program in lowered(planned(Layout(pp=2, pipeline_overlap=overlap), training, chunks=chunks)).programs:
-        for number, task in enumerate(program.tasks):
+def test_outputs_are_sent_immediately_where(overlap: bool, microbatches: int, chunks: int) -> None:
+    training = replace(UNCLIPPED, global_batch=microbatches)
+    for program in lower_plan(make_plan(Layout(pp=2, pipeline_overlap=overlap), training, chunks=chunks)).programs:
+        for task_id, task in enumerate(program.tasks):
             if isinstance(task, SendTask):
-                assert isinstance(program.tasks[number - 1], ComputeTask)
-                assert task.depends_on == (number - 1,)
+                assert isinstance(program.tasks[task_id - 1], ComputeTask)
+                assert task.depends_on == (task_id - 1,)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_a_tensor_rank_sends_its_part_and_parts_are_gathered_where_the_activation_is_whole(
+def test_a_tensor_rank_sends_its_shard_gathered_on_arrival(
     sequence_parallel: bool,
 ) -> None:
     """Narayanan et al. 2021 section 4.1: b s h / t elements; 64 x 64 x 2 / 2 bytes here.
@@ -195,138 +216,148 @@ def test_a_tensor_rank_sends_its_part_and_parts_are_gathered_where_the_activatio
     Under sequence parallelism the stage's input is split anyway, so nothing is gathered on arrival.
     """
     layout = Layout(tp=2, pp=2, sequence_parallel=sequence_parallel)
-    _, last = lowered(planned(layout, PLAIN)).programs
+    _, last = lower_plan(make_plan(layout, UNCLIPPED)).programs
     assert {task.comm_op.payload for task in last.tasks if isinstance(task, SendTask | ReceiveTask)} == {4096.0}
-    head = next(task for task in last.tasks if isinstance(task, ComputeTask)).segment.operations[0]
-    arriving = head.comm_op is not None and head.comm_op.name == "gather stage input"
-    assert arriving is not sequence_parallel
-    if head.comm_op is not None:
-        assert head.comm_op.payload == 8192.0
+    first_operation = next(task for task in last.tasks if isinstance(task, ComputeTask)).segment.operations[0]
+    gathers_input = first_operation.comm_op is not None and first_operation.comm_op.name == "gather stage input"
+    assert gathers_input is not sequence_parallel
+    if first_operation.comm_op is not None:
+        assert first_operation.comm_op.payload == 8192.0
 
 
 def test_interleaving_sends_from_the_last_rank_back_to_the_first() -> None:
-    plan = planned(Layout(pp=2), replace(PLAIN, global_batch=4), chunks=2)
-    first, last = lowered(plan).programs
-    assert [str(task.tag) for task in messages(last, SendTask)][:2] == ["2F0", "2F1"]
-    assert "2F0" in [str(task.tag) for task in messages(first, ReceiveTask)]
-    assert lowered(plan).groups["pp_next"].members.tolist() == [[0, 1], [1, 0]]
+    plan = make_plan(Layout(pp=2), replace(UNCLIPPED, global_batch=4), chunks=2)
+    first, last = lower_plan(plan).programs
+    assert [str(task.tag) for task in message_tasks(last, SendTask)][:2] == ["2F0", "2F1"]
+    assert "2F0" in [str(task.tag) for task in message_tasks(first, ReceiveTask)]
+    assert lower_plan(plan).groups["pp_next"].members.tolist() == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_a_tied_embedding_is_reduced_over_the_stages_that_hold_it(pp: int) -> None:
     """First and last stage: 256 rows of 64, fp32; Megatron's `_allreduce_word_embedding_grads`."""
-    plan = planned(Layout(pp=pp), PLAIN, replace(SMALL, tied_embeddings=True))
-    program = lowered(plan)
-    found = [
+    plan = make_plan(Layout(pp=pp), UNCLIPPED, replace(SMALL, tied_embeddings=True))
+    program = lower_plan(plan)
+    payloads = [
         [collective.payload for collective in collectives(rank) if collective.comm_group == "embedding"]
         for rank in program.programs
     ]
     ends = [[256 * 64 * 4.0]]
-    assert found == ([[]] if pp == 1 else ends + [[]] * (pp - 2) + ends)
+    assert payloads == ([[]] if pp == 1 else ends + [[]] * (pp - 2) + ends)
     assert ("embedding" in program.groups) == (pp > 1)
 
 
 @pytest.mark.parametrize(("data", "parts"), [(DdpStrategy(), 1), (Zero1(), 1), (Zero2(), 4), (FullyShard(), 4)])
-def test_of_a_tied_embedding_each_rank_reduces_the_part_of_the_gradient_that_it_holds(
-    data: DataParallelStrategy, parts: int
-) -> None:
+def test_ranks_reduce_their_shard_of_the_tied_embedding_gradient(data: DataParallelStrategy, parts: int) -> None:
     model = replace(SMALL, tied_embeddings=True)
-    program = lowered(planned(Layout(pp=2, dp=4, data=data), Training(64, 4), model))
+    program = lower_plan(make_plan(Layout(pp=2, dp=4, data=data), Training(64, 4), model))
     payloads = {
         collective.payload
-        for only in program.programs
-        for collective in collectives(only)
+        for rank_program in program.programs
+        for collective in collectives(rank_program)
         if collective.comm_group == "embedding"
     }
     assert payloads == {256 * 64 * 4 / parts}
 
 
 def test_the_tied_embedding_follows_the_last_bucket() -> None:
-    plan = planned(Layout(pp=2, dp=2), replace(PLAIN, global_batch=4), replace(SMALL, tied_embeddings=True))
-    for program in lowered(plan).programs:
-        assert data_words(program)[-3:] == ["reduce gradients", "reduce tied embedding", "optimizer"]
-        number = words(program).index("reduce tied embedding")
-        buckets = [place for place, word in enumerate(words(program)) if word == "reduce gradients"]
-        assert buckets[-1] in program.tasks[number].depends_on
-        assert number in program.tasks[-1].depends_on
+    plan = make_plan(Layout(pp=2, dp=2), replace(UNCLIPPED, global_batch=4), replace(SMALL, tied_embeddings=True))
+    for program in lower_plan(plan).programs:
+        assert data_parallel_task_names(program)[-3:] == ["reduce gradients", "reduce tied embedding", "optimizer"]
+        task_id = task_names(program).index("reduce tied embedding")
+        buckets = [index for index, word in enumerate(task_names(program)) if word == "reduce gradients"]
+        assert buckets[-1] in program.tasks[task_id].depends_on
+        assert task_id in program.tasks[-1].depends_on
 
 
-def test_clipping_adds_up_the_norm_over_all_ranks_that_hold_parts() -> None:
+def test_clipping_reduces_the_norm_over_all_ranks_with_shards() -> None:
     """One fp32 number: over the model's ranks, or over all where gradients are sharded over replicas too."""
     for data, group in ((DdpStrategy(), "model"), (Zero1(), "world"), (FullyShard(), "world")):
-        plan = planned(Layout(tp=2, dp=2, data=data), replace(TRAINING, global_batch=4))
-        program = lowered(plan).programs[0]
-        *_, norm, total, optimizer = words(program)
+        plan = make_plan(Layout(tp=2, dp=2, data=data), replace(TRAINING, global_batch=4))
+        program = lower_plan(plan).programs[0]
+        *_, norm, total, optimizer = task_names(program)
         assert (norm, total, optimizer) == ("gradient norm", "gradient norm", "optimizer")
-        exchange = collectives(program)[-1]
-        assert (exchange.comm_group, exchange.collective, exchange.payload) == (group, CollectiveType.ALL_REDUCE, 4.0)
+        comm_op = collectives(program)[-1]
+        assert (comm_op.comm_group, comm_op.collective, comm_op.payload) == (group, CollectiveType.ALL_REDUCE, 4.0)
 
 
 def test_without_clipping_there_is_no_norm() -> None:
-    for program in lowered(planned(Layout(dp=2), replace(PLAIN, global_batch=4))).programs:
-        assert "gradient norm" not in words(program)
+    for program in lower_plan(make_plan(Layout(dp=2), replace(UNCLIPPED, global_batch=4))).programs:
+        assert "gradient norm" not in task_names(program)
 
 
 @pytest.mark.parametrize(("data", "share"), [(DdpStrategy(), 1), (Zero1(), 4), (Zero2(), 4), (FullyShard(), 4)])
 def test_the_optimizer_updates_its_shard(data: DataParallelStrategy, share: int) -> None:
-    def moved(layout: Layout) -> float:
-        tasks: tuple[Task, ...] = lowered(planned(layout, replace(PLAIN, global_batch=4))).programs[0].tasks
+    def optimizer_bytes(layout: Layout) -> float:
+        tasks: tuple[Task, ...] = lower_plan(make_plan(layout, replace(UNCLIPPED, global_batch=4))).programs[0].tasks
         last = tasks[-1]
         assert isinstance(last, ComputeTask)
         return sum(operation.kernel.bytes for operation in last.segment.operations if operation.kernel)
 
-    assert moved(Layout(dp=4, data=data)) * share == pytest.approx(moved(Layout()))
+    assert optimizer_bytes(Layout(dp=4, data=data)) * share == pytest.approx(optimizer_bytes(Layout()))
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_uneven_stages_do_their_own_layers(chunks: int) -> None:
     layers = {1: (3, 1), 2: (0, 2, 2, 0)}[chunks]
-    plan = planned(Layout(pp=2, layers_per_stage=layers), replace(PLAIN, global_batch=4), chunks=chunks)
-    for rank, program in enumerate(lowered(plan).programs):
-        up = [
+    plan = make_plan(Layout(pp=2, layers_per_stage=layers), replace(UNCLIPPED, global_batch=4), chunks=chunks)
+    for rank, program in enumerate(lower_plan(plan).programs):
+        up_projections = [
             operation
             for operation in operations(program, ActionKind.FORWARD)
             if operation.kernel and operation.kernel.name == "mlp.up"
         ]
-        assert len(up) == sum(layers[rank::2])
+        assert len(up_projections) == sum(layers[rank::2])
 
 
 def test_ends_without_layers_still_hold_embedding_and_head() -> None:
     """Llama 3's 126 layers in 16 x 8 virtual stages: 0, 1, ..., 1, 0."""
     model = load_preset("llama3-405b")
     plan = Plan(model, Training(64, 16), Layout(pp=16), partial(looped_placement, chunks_per_rank=8))
-    program = lowered(plan)
+    program = lower_plan(plan)
     assert (plan.stages[0].layer_count, plan.stages[-1].layer_count) == (0, 0)
-    marked = [
+    completed = [
         sum(operation.gradient_count for operation in operations(rank, ActionKind.BACKWARD))
         for rank in program.programs
     ]
-    held = [sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank)) for rank in range(16)]
-    assert marked == held
+    rank_parameters = [sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank)) for rank in range(16)]
+    assert completed == rank_parameters
 
 
 @given(PLANS)
 def test_one_microbatchs_backward_completes_the_gradients_of_the_rank(plan: Plan) -> None:
-    for rank, program in enumerate(lowered(plan).programs):
-        held = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
-        assert sum(operation.gradient_count for operation in operations(program, ActionKind.BACKWARD)) == held
+    for rank, program in enumerate(lower_plan(plan).programs):
+        rank_parameters = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
+        assert (
+            sum(operation.gradient_count for operation in operations(program, ActionKind.BACKWARD)) == rank_parameters
+        )
 
 
 @given(PLANS)
-def test_equal_work_shares_blocks(plan: Plan) -> None:
+def test_equal_work_shares_segments(plan: Plan) -> None:
     """Blocks are timed once: their number does not grow with the microbatches."""
 
-    def blocks(of: Program) -> int:
-        return len({task.segment for program in of.programs for task in program.tasks if isinstance(task, ComputeTask)})
+    def segment_count(lowered_program: Program) -> int:
+        return len(
+            {
+                task.segment
+                for program in lowered_program.programs
+                for task in program.tasks
+                if isinstance(task, ComputeTask)
+            }
+        )
 
-    more = replace(plan, training=replace(plan.training, global_batch=4 * plan.training.global_batch))
-    assert blocks(lowered(more)) <= blocks(lowered(plan)) + 2 * plan.placement.max_chunks * plan.layout.pp
+    larger_batch = replace(plan, training=replace(plan.training, global_batch=4 * plan.training.global_batch))
+    assert (
+        segment_count(lower_plan(larger_batch))
+        <= segment_count(lower_plan(plan)) + 2 * plan.placement.max_chunks * plan.layout.pp
+    )
 
 
-def test_recomputed_work_is_said_to_be_recomputed() -> None:
+def test_recomputed_operations_have_recompute_work_type() -> None:
     """Full recomputation runs every layer's forward again, and neither the embedding's nor the head's."""
-    program = lowered(planned(Layout(), replace(PLAIN, recompute=FullRecompute()))).programs[0]
+    program = lower_plan(make_plan(Layout(), replace(UNCLIPPED, recompute=FullRecompute()))).programs[0]
     names = Counter(operation.kernel.name for operation in operations(program, ActionKind.FORWARD) if operation.kernel)
     backward = [item for item in operations(program, ActionKind.BACKWARD) if item.work_type is WorkType.RECOMPUTE]
-    again = Counter(element.kernel.name for element in backward if element.kernel)
-    assert again == {name: count for name, count in names.items() if name.startswith(("attention", "mlp"))}
+    recomputed = Counter(element.kernel.name for element in backward if element.kernel)
+    assert recomputed == {name: count for name, count in names.items() if name.startswith(("attention", "mlp"))}

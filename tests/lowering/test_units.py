@@ -23,59 +23,61 @@ from clustersim.model.transformer import layer_parameter_count, norm_parameter_c
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import WorkType
-from tests.lowering.plans import SMALL, TRAINING, planned
-from tests.uniform_models import stage
+from tests.lowering.plans import SMALL, TRAINING, make_plan
+from tests.uniform_models import uniform_stage
 
 MODELS = ["llama3-8b", "llama3-405b", "gpt3-175b", "gpt2-small", "qwen2.5-7b", "llama2-70b"]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("pp", [1, 4])
-def test_stages_together_hold_the_whole_model(name: str, pp: int) -> None:
+def test_all_stages_hold_the_full_model(name: str, pp: int) -> None:
     """Without tensor parallelism exactly; a tied embedding is held twice where its two uses are on two stages."""
     model = load_preset(name)
-    plan = planned(Layout(pp=pp), Training(1024, 8), model)
-    twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
-    assert sum(plan.parameter_count(stage) for stage in plan.stages) == parameter_count(model) + twice
+    plan = make_plan(Layout(pp=pp), Training(1024, 8), model)
+    second_copy = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
+    assert sum(plan.parameter_count(stage) for stage in plan.stages) == parameter_count(model) + second_copy
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "llama2-70b"])
 @pytest.mark.parametrize("tp", [2, 8])
-def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(name: str, tp: int) -> None:
+def test_all_tensor_ranks_hold_the_model_and_replicated_copies(name: str, tp: int) -> None:
     """Megatron repeats on every tensor rank: norms, learned positions, and the biases of row-parallel products.
 
     Two such biases of `hidden` a layer (attention output and second MLP matrix), and one final norm.
     """
     model = load_preset(name)
-    plan = planned(Layout(tp=tp), Training(1024, 8), replace(model, vocab=model.vocab // tp * tp))
+    plan = make_plan(Layout(tp=tp), Training(1024, 8), replace(model, vocab=model.vocab // tp * tp))
     model = plan.model
     biases = 2 * model.hidden if model.linear_bias else 0
-    repeated = model.layer_count * (2 * norm_parameter_count(model) + biases) + norm_parameter_count(model)
+    replicated = model.layer_count * (2 * norm_parameter_count(model) + biases) + norm_parameter_count(model)
     if name.startswith("gpt"):
-        repeated += model.max_positions * model.hidden
-    held = tp * sum(plan.parameter_count(stage) for stage in plan.stages)
-    assert held == parameter_count(model) + (tp - 1) * repeated
+        replicated += model.max_positions * model.hidden
+    held_parameters = tp * sum(plan.parameter_count(stage) for stage in plan.stages)
+    assert held_parameters == parameter_count(model) + (tp - 1) * replicated
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(3)])
-def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Recompute) -> None:
-    plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), load_preset(name))
+def test_backward_completes_all_gradients_of_its_stage(name: str, recompute: Recompute) -> None:
+    plan = make_plan(Layout(pp=2), Training(1024, 8, recompute=recompute), load_preset(name))
     units = UnitBuilder(plan)
-    for part in plan.stages:
-        marked = sum(operation.gradient_count for unit in units.stage_units(part) for operation in unit.backward)
-        assert marked == plan.parameter_count(part)
+    for plan_stage in plan.stages:
+        completed = sum(
+            operation.gradient_count for unit in units.stage_units(plan_stage) for operation in unit.backward
+        )
+        assert completed == plan.parameter_count(plan_stage)
 
 
 def test_units_are_the_embedding_the_layers_and_the_head() -> None:
-    plan = planned(Layout())
-    units = UnitBuilder(plan).stage_units(stage(plan.model, 0, 4, embedding=True, head=True))
+    plan = make_plan(Layout())
+    units = UnitBuilder(plan).stage_units(uniform_stage(plan.model, 0, 4, embedding=True, head=True))
     assert [unit.name for unit in units] == ["embedding", *["layer"] * 4, "head"]
     assert units[1].parameter_count == layer_parameter_count(SMALL, *SMALL.distinct_specs)
 
 
 def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
-    tied = planned(Layout(), model=replace(SMALL, tied_embeddings=True))
+    tied = make_plan(Layout(), model=replace(SMALL, tied_embeddings=True))
     assert tied.parameter_count(tied.stages[0]) == parameter_count(tied.model)
     (kernel,) = [
         operation.kernel
@@ -88,34 +90,38 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
 @pytest.mark.parametrize(
     ("recompute", "layers"), [(NoRecompute(), 0), (FullRecompute(), 4), (FullRecompute(3), 3), (FullRecompute(9), 4)]
 )
-def test_full_recomputation_runs_so_many_layers_forward_again(recompute: Recompute, layers: int) -> None:
-    plan = planned(Layout(), replace(TRAINING, recompute=recompute))
+def test_full_recompute_reruns_the_selected_layers(recompute: Recompute, layers: int) -> None:
+    plan = make_plan(Layout(), replace(TRAINING, recompute=recompute))
     units = UnitBuilder(plan).stage_units(plan.stages[0])
-    again = [
+    recomputed = [
         [operation.body for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE] for unit in units
     ]
-    assert sum(bool(part) for part in again) == layers
-    for unit, part in zip(units, again, strict=True):
-        if part:
+    assert sum(bool(bodies) for bodies in recomputed) == layers
+    for unit, bodies in zip(units, recomputed, strict=True):
+        if bodies:
             assert unit.name == "layer"
-            assert part == [item.body for item in unit.forward]
-            assert [element.work_type for element in unit.backward[: len(part)]] == [WorkType.RECOMPUTE] * len(part)
+            assert bodies == [item.body for item in unit.forward]
+            assert [element.work_type for element in unit.backward[: len(bodies)]] == [WorkType.RECOMPUTE] * len(bodies)
 
 
-def test_selective_recomputation_runs_every_layers_attention_core_again() -> None:
-    plan = planned(Layout(), replace(TRAINING, recompute=SelectiveRecompute()))
+def test_selective_recompute_reruns_the_attention_cores() -> None:
+    plan = make_plan(Layout(), replace(TRAINING, recompute=SelectiveRecompute()))
     for unit in UnitBuilder(plan).stage_units(plan.stages[0]):
-        again = [operation.kernel for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE]
-        assert [kernel.kind for kernel in again if kernel] == [KernelKind.ATTENTION_FORWARD] * (unit.name == "layer")
+        recomputed = [operation.kernel for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE]
+        assert [kernel.kind for kernel in recomputed if kernel] == [KernelKind.ATTENTION_FORWARD] * (
+            unit.name == "layer"
+        )
 
 
-def _again(plan: Plan) -> list[str]:
+def _recomputed_kernel_names(plan: Plan) -> list[str]:
     """Names of the kernels that a layer runs again."""
-    (found,) = {tuple(_names(unit)) for unit in UnitBuilder(plan).stage_units(plan.stages[0]) if unit.name == "layer"}
-    return list(found)
+    (kernel_names,) = {
+        tuple(_recomputed_names(unit)) for unit in UnitBuilder(plan).stage_units(plan.stages[0]) if unit.name == "layer"
+    }
+    return list(kernel_names)
 
 
-def _names(unit: Unit) -> Iterator[str]:
+def _recomputed_names(unit: Unit) -> Iterator[str]:
     for operation in unit.backward:
         if operation.work_type is WorkType.RECOMPUTE:
             yield operation.kernel.name if operation.kernel is not None else "exchange"
@@ -134,34 +140,40 @@ def _names(unit: Unit) -> Iterator[str]:
         ({}, SelectiveOpRecompute(), ["mlp.residual"]),
     ],
 )
-def test_recomputation_that_stops_early_leaves_out_what_nobody_reads(
+def test_early_stop_skips_unused_recomputation(
     model: dict[str, Any], recompute: Recompute, left_out: list[str]
 ) -> None:
     """torch.utils.checkpoint's hooks stop at the last tensor that is saved (its `_recomputation_hook`)."""
     training = replace(TRAINING, recompute=recompute, attention=AttentionBackend.STANDARD)
     block = model.get("block", BlockForm.PRE_NORM)
-    given = replace(load_preset("llama-tiny"), dropout="dropout" in model)
-    given = replace(given, stack=tuple(replace(run, spec=replace(run.spec, block=block)) for run in given.stack))
-    whole, early = (_again(planned(Layout(), replace(training, early_stop=stops), given)) for stops in (False, True))
-    assert early == whole[: len(whole) - len(left_out)]
-    assert whole[len(early) :] == left_out
+    tested_model = replace(load_preset("llama-tiny"), dropout="dropout" in model)
+    tested_model = replace(
+        tested_model, stack=tuple(replace(run, spec=replace(run.spec, block=block)) for run in tested_model.stack)
+    )
+    full_names, early_names = (
+        _recomputed_kernel_names(make_plan(Layout(), replace(training, early_stop=stops), tested_model))
+        for stops in (False, True)
+    )
+    assert early_names == full_names[: len(full_names) - len(left_out)]
+    assert full_names[len(early_names) :] == left_out
 
 
-def test_flash_attention_is_run_again_whole_as_it_saves_its_result() -> None:
+def test_early_stop_reruns_flash_attention_in_full() -> None:
     training = replace(TRAINING, recompute=SelectiveRecompute(), early_stop=True)
-    assert _again(planned(Layout(), training)) == ["attention.core"]
+    assert _recomputed_kernel_names(make_plan(Layout(), training)) == ["attention.core"]
 
 
-def test_the_sum_behind_a_last_product_is_not_sent_again() -> None:
+def test_early_stop_skips_the_last_all_reduce() -> None:
     """Of a layer's two all-reduces forward, recomputation that stops early needs the first only."""
     training = replace(TRAINING, recompute=FullRecompute())
-    whole, early = (
-        _again(planned(Layout(tp=2), replace(training, early_stop=stops))).count("exchange") for stops in (False, True)
+    full_count, early_count = (
+        _recomputed_kernel_names(make_plan(Layout(tp=2), replace(training, early_stop=stops))).count("exchange")
+        for stops in (False, True)
     )
-    assert (whole, early) == (2, 1)
+    assert (full_count, early_count) == (2, 1)
 
 
-def test_early_stop_keeps_what_backward_runs_but_for_the_recomputation() -> None:
+def test_early_stop_changes_only_the_recomputation() -> None:
     training = replace(TRAINING, recompute=FullRecompute())
     passes = [
         [
@@ -170,6 +182,6 @@ def test_early_stop_keeps_what_backward_runs_but_for_the_recomputation() -> None
             for operation in unit.backward
             if operation.work_type is not WorkType.RECOMPUTE
         ]
-        for plan in (planned(Layout(tp=2), replace(training, early_stop=stops)) for stops in (False, True))
+        for plan in (make_plan(Layout(tp=2), replace(training, early_stop=stops)) for stops in (False, True))
     ]
     assert passes[0] == passes[1]

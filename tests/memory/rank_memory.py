@@ -6,18 +6,18 @@ from clustersim.memory.ledger import MemoryLedger, ledger_from_order, pass_order
 from clustersim.model.framework import Framework
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.schedule import Schedule
-from tests.strategies import usual
+from tests.strategies import default_schedule
 
 BARE = Framework(fragmentation=1.0, communicator_bytes=0.0)
 """A framework that holds nothing beside tensors."""
 
 
-def resident(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[MemoryCategory, float]:
+def resident_bytes(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[MemoryCategory, float]:
     return Footprint(plan, framework, context_bytes=0.0).resident_bytes(rank)
 
 
-def ledger_of(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> MemoryLedger:
+def rank_ledger(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> MemoryLedger:
     """Of a rank that works through the plan's usual order, one pass after the other."""
-    chosen = order or usual(plan.placement.max_chunks)
-    actions = chosen.order(plan.layout.pp, plan.microbatches)[rank]
+    schedule = order or default_schedule(plan.placement.max_chunks)
+    actions = schedule.order(plan.layout.pp, plan.microbatches)[rank]
     return ledger_from_order(Footprint(plan, framework, 0.0), Activations(plan), rank, pass_order(actions))

@@ -26,8 +26,8 @@ from clustersim.parallel.plan import Plan
 from clustersim.results.memory_check import peak_memory
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from tests.memory.rank_memory import ledger_of
-from tests.uniform_models import sizes, stage
+from tests.memory.rank_memory import rank_ledger
+from tests.uniform_models import model_dimensions, uniform_stage
 
 FP16 = mixed_precision(compute=DType.FP16, gradients=DType.FP16)
 SEQUENCE = 2048
@@ -35,7 +35,7 @@ LAYERS = 5
 CASES = [("megatron-22b", 4), ("megatron-530b", 1), ("megatron-1t", 1), ("gpt3-175b", 1)]
 
 
-def activations(
+def layer_activations(
     model: TransformerModel, microbatch: int, layout: Layout, recompute: Recompute | None = None
 ) -> Activations:
     training = Training(
@@ -45,12 +45,14 @@ def activations(
     return Activations(Plan(model, training, layout))
 
 
-def part(made: Activations, layers: int = LAYERS, *, embedding: bool = False, head: bool = False) -> PipelineStage:
-    return stage(made.plan.model, 0 if embedding else 1, layers, embedding=embedding, head=head)
+def layer_stage(
+    activations: Activations, layers: int = LAYERS, *, embedding: bool = False, head: bool = False
+) -> PipelineStage:
+    return uniform_stage(activations.plan.model, 0 if embedding else 1, layers, embedding=embedding, head=head)
 
 
-def kept_by(made: Activations) -> float:
-    return made.saved_bytes(part(made))
+def kept_bytes(activations: Activations) -> float:
+    return activations.saved_bytes(layer_stage(activations))
 
 
 @pytest.mark.parametrize(("name", "b"), CASES)
@@ -61,43 +63,45 @@ def kept_by(made: Activations) -> float:
 def test_table_2(name: str, b: int, sequence_parallel: bool, recompute: Recompute) -> None:
     """Bytes per layer, Table 2: sbh (10 + 24/t + 5as/(ht)), sbh/t (34 + 5as/h), and without 5as/h if selective."""
     model, s, t = load_preset(name), SEQUENCE, 8
-    h, a = model.hidden, sizes(model).heads
-    core = 0 if isinstance(recompute, SelectiveRecompute) else 5 * a * s / h
-    per_layer = s * b * h / t * (34 + core) if sequence_parallel else s * b * h * (10 + 24 / t + core / t)
-    made = activations(model, b, Layout(tp=t, sequence_parallel=sequence_parallel), recompute)
-    assert made.saved_bytes(part(made)) == pytest.approx(LAYERS * per_layer, rel=1e-12)
+    h, a = model.hidden, model_dimensions(model).heads
+    core_term = 0 if isinstance(recompute, SelectiveRecompute) else 5 * a * s / h
+    per_layer = s * b * h / t * (34 + core_term) if sequence_parallel else s * b * h * (10 + 24 / t + core_term / t)
+    activations = layer_activations(model, b, Layout(tp=t, sequence_parallel=sequence_parallel), recompute)
+    assert activations.saved_bytes(layer_stage(activations)) == pytest.approx(LAYERS * per_layer, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "b"), CASES)
 def test_table_2_full_recomputation_keeps_the_input(name: str, b: int) -> None:
     """2 s b h per layer; with sequence parallelism the input is split as everything else is."""
     model = load_preset(name)
-    for sequence_parallel, parts in ((False, 1), (True, 8)):
-        made = activations(model, b, Layout(tp=8, sequence_parallel=sequence_parallel), FullRecompute())
-        assert made.saved_bytes(part(made)) == LAYERS * 2 * SEQUENCE * b * model.hidden / parts
+    for sequence_parallel, shard_count in ((False, 1), (True, 8)):
+        activations = layer_activations(model, b, Layout(tp=8, sequence_parallel=sequence_parallel), FullRecompute())
+        assert (
+            activations.saved_bytes(layer_stage(activations)) == LAYERS * 2 * SEQUENCE * b * model.hidden / shard_count
+        )
 
 
 def test_n_recomputed_layers_keep_their_input_and_the_others_everything() -> None:
     model = load_preset("megatron-22b")
-    kept = [
-        kept_by(activations(model, 4, Layout(tp=8), recompute))
+    kept_variants = [
+        kept_bytes(layer_activations(model, 4, Layout(tp=8), recompute))
         for recompute in (FullRecompute(), NoRecompute(), FullRecompute(2), FullRecompute(99))
     ]
-    full, none, two, all_of_them = kept
+    full, none, two, more_than_all = kept_variants
     assert two == pytest.approx((2 * full + 3 * none) / 5)
-    assert all_of_them == full
+    assert more_than_all == full
 
 
-def test_embedding_and_head_keep_what_section_4_3_says() -> None:
+def test_embedding_and_head_keep_the_bytes_of_section_4_3() -> None:
     """Final norm and logits' input 2sbh/t each, fp32 logits 4sbv/t (4sbh/t (1 + v/h)); the dropout mask sbh/t.
 
     The paper leaves out the token numbers, eight bytes each.
     """
     model, s, b, t = load_preset("megatron-22b"), SEQUENCE, 4, 8
     h, v = model.hidden, model.vocab
-    made = activations(model, b, Layout(tp=t, sequence_parallel=True))
-    assert made.saved_bytes(part(made, 0, head=True)) == 4 * s * b * h / t * (1 + v / h)
-    assert made.saved_bytes(part(made, 0, embedding=True)) == s * b * h / t + 8 * s * b
+    activations = layer_activations(model, b, Layout(tp=t, sequence_parallel=True))
+    assert activations.saved_bytes(layer_stage(activations, 0, head=True)) == 4 * s * b * h / t * (1 + v / h)
+    assert activations.saved_bytes(layer_stage(activations, 0, embedding=True)) == s * b * h / t + 8 * s * b
 
 
 @pytest.mark.parametrize(
@@ -110,17 +114,17 @@ def test_figure_7(name: str, b: int, percent: tuple[float, ...]) -> None:
     As digitised by calculon's authors (calculon-ai/calculon, validation.py); read off the figure to some tenths.
     """
 
-    def kept(*, parallel: bool, recompute: Recompute) -> float:
-        return kept_by(activations(load_preset(name), b, Layout(tp=8, sequence_parallel=parallel), recompute))
+    def variant_bytes(*, parallel: bool, recompute: Recompute) -> float:
+        return kept_bytes(layer_activations(load_preset(name), b, Layout(tp=8, sequence_parallel=parallel), recompute))
 
-    choices = [
-        kept(parallel=True, recompute=NoRecompute()),
-        kept(parallel=False, recompute=SelectiveRecompute()),
-        kept(parallel=True, recompute=SelectiveRecompute()),
-        kept(parallel=False, recompute=FullRecompute()),
+    variants = [
+        variant_bytes(parallel=True, recompute=NoRecompute()),
+        variant_bytes(parallel=False, recompute=SelectiveRecompute()),
+        variant_bytes(parallel=True, recompute=SelectiveRecompute()),
+        variant_bytes(parallel=False, recompute=FullRecompute()),
     ]
-    baseline = kept(parallel=False, recompute=NoRecompute())
-    assert [100 * choice / baseline for choice in choices] == pytest.approx(percent, abs=0.3)
+    baseline = variant_bytes(parallel=False, recompute=NoRecompute())
+    assert [100 * variant / baseline for variant in variants] == pytest.approx(percent, abs=0.3)
 
 
 def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
@@ -129,29 +133,35 @@ def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
     That is fp16, 4 h^2 / t with a bias of h that is not split.
     """
     model = load_preset("megatron-22b")
-    full, none = (activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(), NoRecompute()))
+    full, none = (
+        layer_activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(), NoRecompute())
+    )
     weight = 2 * (4 * model.hidden**2 / 8 + model.hidden)
-    layer, its_input = none.saved_bytes(part(none)) / 5, full.saved_bytes(part(full)) / 5
-    assert none.transient_bytes(part(none)) == weight
-    assert full.transient_bytes(part(full)) == pytest.approx(weight + layer - its_input)
+    layer, its_input = none.saved_bytes(layer_stage(none)) / 5, full.saved_bytes(layer_stage(full)) / 5
+    assert none.transient_bytes(layer_stage(none)) == weight
+    assert full.transient_bytes(layer_stage(full)) == pytest.approx(weight + layer - its_input)
 
 
-def test_layers_that_are_kept_are_freed_before_those_before_them_are_recomputed() -> None:
+def test_kept_layers_are_freed_before_earlier_layers_are_recomputed() -> None:
     """The first two of five layers are recomputed (Megatron's method `block`), when three whole layers are gone."""
     model = load_preset("megatron-22b")
-    two, none = (activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(2), NoRecompute()))
-    assert two.transient_bytes(part(two)) == none.transient_bytes(part(none))
-    short = stage(model, 1, 2, embedding=False, head=False)
+    two, none = (
+        layer_activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(2), NoRecompute())
+    )
+    assert two.transient_bytes(layer_stage(two)) == none.transient_bytes(layer_stage(none))
+    short = uniform_stage(model, 1, 2, embedding=False, head=False)
     assert two.transient_bytes(short) > none.transient_bytes(short)
 
 
 def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -> None:
     """5 a s^2 b / t bytes: softmax, its dropout mask and result."""
     model, s, b, t = load_preset("megatron-22b"), SEQUENCE, 4, 8
-    selective, none = (activations(model, b, Layout(tp=t), item) for item in (SelectiveRecompute(), NoRecompute()))
+    selective, none = (
+        layer_activations(model, b, Layout(tp=t), item) for item in (SelectiveRecompute(), NoRecompute())
+    )
     assert (
-        selective.transient_bytes(part(selective)) - none.transient_bytes(part(none))
-        == 5 * sizes(model).heads * s * s * b / t
+        selective.transient_bytes(layer_stage(selective)) - none.transient_bytes(layer_stage(none))
+        == 5 * model_dimensions(model).heads * s * s * b / t
     )
 
 
@@ -165,58 +175,60 @@ def test_the_loss_needs_gradients_of_the_logits(loss: LossImplementation, width:
     The logits of Llama 3 8B on 8,192 tokens outweigh its logits matrix (128,256 x 4,096) from 4,096 tokens on.
     """
     training = Training(8192, 1, loss=loss)
-    made = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
-    assert made.transient_bytes(part(made, 32, embedding=True, head=True)) == 8192 * 128256 * width
+    activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
+    assert activations.transient_bytes(layer_stage(activations, 32, embedding=True, head=True)) == 8192 * 128256 * width
 
 
-def test_a_chunked_loss_keeps_logits_and_makes_their_gradients_in_their_place() -> None:
+def test_a_chunked_loss_computes_logit_gradients_in_place() -> None:
     """Two bytes each are kept, and of an eighth of them at a time are two gradients."""
     training = Training(8192, 1, loss=LossImplementation.CHUNKED)
-    made, logits = Activations(Plan(load_preset("llama3-8b"), training, Layout())), 8192 * 128256
-    assert (made.bytes_of(ActivationKind.LOSS_GRADIENT), made.bytes_of(ActivationKind.CAST_GRADIENT)) == (
+    chunked, logits = Activations(Plan(load_preset("llama3-8b"), training, Layout())), 8192 * 128256
+    assert (chunked.bytes_of(ActivationKind.LOSS_GRADIENT), chunked.bytes_of(ActivationKind.CAST_GRADIENT)) == (
         2 * logits / 8,
         0,
     )
     fused = Activations(Plan(load_preset("llama3-8b"), replace(training, loss=LossImplementation.FUSED), Layout()))
-    assert fused.bytes_of(ActivationKind.HEAD_SAVED) - made.bytes_of(ActivationKind.HEAD_SAVED) == 2 * logits
+    assert fused.bytes_of(ActivationKind.HEAD_SAVED) - chunked.bytes_of(ActivationKind.HEAD_SAVED) == 2 * logits
 
 
-def test_the_logits_matrix_has_a_gradient_while_the_softmax_is_gone() -> None:
+def test_the_head_gradient_is_allocated_after_the_softmax_is_freed() -> None:
     """1,024 tokens: 2 bytes of gradient and no longer 4 of softmax per logit, and 2 for each weight of the matrix."""
-    made = Activations(Plan(load_preset("llama3-8b"), Training(1024, 1), Layout()))
-    assert made.transient_bytes(part(made, 32, embedding=True, head=True)) == 128256 * (4096 * 2 - 1024 * 2)
+    activations = Activations(Plan(load_preset("llama3-8b"), Training(1024, 1), Layout()))
+    assert activations.transient_bytes(layer_stage(activations, 32, embedding=True, head=True)) == 128256 * (
+        4096 * 2 - 1024 * 2
+    )
 
 
-def test_the_embeddings_gradient_comes_when_the_layers_activations_are_gone() -> None:
-    made = Activations(Plan(load_preset("llama3-8b"), Training(16, 1), Layout()))
-    first, layers = part(made, 8, embedding=True), part(made, 8)
-    assert made.transient_bytes(first) == 2 * 128256 * 4096 - made.saved_bytes(layers)
+def test_the_embedding_gradient_is_allocated_after_layer_activations_are_freed() -> None:
+    activations = Activations(Plan(load_preset("llama3-8b"), Training(16, 1), Layout()))
+    first, layers = layer_stage(activations, 8, embedding=True), layer_stage(activations, 8)
+    assert activations.transient_bytes(first) == 2 * 128256 * 4096 - activations.saved_bytes(layers)
 
 
 def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
     plan = Plan(load_preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=FullyShard()))
-    assert Activations(plan).transient_bytes(stage(plan.model, 1, 8, embedding=False, head=False)) == 0.0
+    assert Activations(plan).transient_bytes(uniform_stage(plan.model, 1, 8, embedding=False, head=False)) == 0.0
 
 
 @pytest.mark.parametrize(("name", "b"), CASES)
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute()])
-def test_weight_gradients_wait_for_32_sbh(name: str, b: int, recompute: Recompute) -> None:
+def test_deferred_weight_gradients_keep_32_sbh(name: str, b: int, recompute: Recompute) -> None:
     """Qi et al. 2023 (arXiv:2401.10241), section 2.3: inputs of 14 s b h and gradients of outputs of 18 s b h bytes.
 
     Queries, keys and values read 2 and make 6, the attention output 2 and 2, the MLP 2 and 8, and 8 and 2.
     """
     model = load_preset(name)
-    made = activations(model, b, Layout(), recompute)
-    assert made.wgrad_bytes(part(made)) == LAYERS * 32 * SEQUENCE * b * model.hidden
+    activations = layer_activations(model, b, Layout(), recompute)
+    assert activations.wgrad_bytes(layer_stage(activations)) == LAYERS * 32 * SEQUENCE * b * model.hidden
 
 
-def test_tensor_parallelism_splits_what_column_parallel_layers_make_and_row_parallel_ones_read() -> None:
+def test_tensor_parallelism_shards_deferred_weight_gradient_inputs() -> None:
     """Of 32: 6 + 2 + 8 + 8 = 24 split over tp; with sequence parallelism the 2 + 2 that columns read are too."""
     model = load_preset("megatron-22b")
-    for sequence_parallel, whole in ((False, 8), (True, 4)):
-        made = activations(model, 1, Layout(tp=8, sequence_parallel=sequence_parallel))
-        per_layer = whole + (32 - whole) / 8
-        assert made.wgrad_bytes(part(made)) == LAYERS * per_layer * SEQUENCE * model.hidden
+    for sequence_parallel, unsharded in ((False, 8), (True, 4)):
+        activations = layer_activations(model, 1, Layout(tp=8, sequence_parallel=sequence_parallel))
+        per_layer = unsharded + (32 - unsharded) / 8
+        assert activations.wgrad_bytes(layer_stage(activations)) == LAYERS * per_layer * SEQUENCE * model.hidden
 
 
 @pytest.mark.parametrize(
@@ -226,28 +238,32 @@ def test_tensor_parallelism_splits_what_column_parallel_layers_make_and_row_para
         ("gpt3-175b", 12288 + 2 * 12288 + 12288 + 4 * 12288),  # input; q, v; attention; up
     ],
 )
-def test_selective_operations_keep_the_input_attention_and_every_second_product(name: str, columns: int) -> None:
+def test_selective_op_recompute_keeps_input_attention_and_half_the_matmuls(name: str, columns: int) -> None:
     """Two bytes of each, and the FP32 logarithms of flash attention's sums, one for each token and head."""
     model = load_preset(name)
     training = Training(SEQUENCE, 1, recompute=SelectiveOpRecompute())
-    made = Activations(Plan(model, training, Layout()))
-    assert made.saved_bytes(part(made)) == LAYERS * SEQUENCE * (2 * columns + 4 * sizes(model).heads)
+    activations = Activations(Plan(model, training, Layout()))
+    assert activations.saved_bytes(layer_stage(activations)) == LAYERS * SEQUENCE * (
+        2 * columns + 4 * model_dimensions(model).heads
+    )
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "qwen2.5-7b"])
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(tp=4, sequence_parallel=True), Layout(cp=2)])
-def test_selective_operations_keep_less_than_all_and_more_than_the_input(name: str, layout: Layout) -> None:
-    kept, passing = [], []
+def test_selective_op_recompute_is_between_full_and_none(name: str, layout: Layout) -> None:
+    kept_by_mode, transient_by_mode = [], []
     for recompute in (FullRecompute(), SelectiveOpRecompute(), NoRecompute()):
-        made = Activations(Plan(load_preset(name), Training(SEQUENCE, 1, recompute=recompute), layout))
-        kept.append(made.saved_bytes(part(made)))
-        passing.append(made.transient_bytes(part(made)))
-    assert kept == sorted(set(kept))
-    assert passing == sorted(set(passing), reverse=True), "what was not kept is there while its layer's backward runs"
+        activations = Activations(Plan(load_preset(name), Training(SEQUENCE, 1, recompute=recompute), layout))
+        kept_by_mode.append(activations.saved_bytes(layer_stage(activations)))
+        transient_by_mode.append(activations.transient_bytes(layer_stage(activations)))
+    assert kept_by_mode == sorted(set(kept_by_mode))
+    assert transient_by_mode == sorted(set(transient_by_mode), reverse=True), (
+        "what was not kept is there while its layer's backward runs"
+    )
 
 
 @pytest.mark.parametrize(("split", "shards"), [(False, 1), (True, 8)])
-def test_outputs_that_are_not_released_are_there_for_every_microbatch_in_flight(split: bool, shards: int) -> None:
+def test_unreleased_outputs_are_held_for_every_microbatch_in_flight(split: bool, shards: int) -> None:
     """Korthikanti et al. 2022, appendix B: 530B saves 2 s b h p bytes on its first stage, 2.73 GiB (p 35, s 2048, b 1).
 
     Rank r of 1F1B has p - r microbatches in flight; where the sequence is split, so is each output. The last stage
@@ -258,13 +274,13 @@ def test_outputs_that_are_not_released_are_there_for_every_microbatch_in_flight(
     frees = replace(holds, layout=replace(layout, release_outputs=True))
     for rank in (0, 5, 34):
         in_flight = 35 - rank if rank < 34 else 0
-        more = ledger_of(holds, rank).peak - ledger_of(frees, rank).peak
-        assert more == pytest.approx(in_flight * 2 * SEQUENCE * 20480 / shards)
-    of_the_paper = 35 * 2 * SEQUENCE * 20480
-    assert of_the_paper == pytest.approx(2.73 * 2**30, rel=2e-3)
+        additional_bytes = rank_ledger(holds, rank).peak - rank_ledger(frees, rank).peak
+        assert additional_bytes == pytest.approx(in_flight * 2 * SEQUENCE * 20480 / shards)
+    published_bytes = 35 * 2 * SEQUENCE * 20480
+    assert published_bytes == pytest.approx(2.73 * 2**30, rel=2e-3)
 
 
-def test_outputs_are_the_frameworks_habit_unless_the_scenario_says_it() -> None:
+def test_output_release_defaults_to_the_framework_setting() -> None:
     base = {
         "model": "gpt3-175b",
         "layout": {"tp": 8, "pp": 8},
@@ -276,5 +292,5 @@ def test_outputs_are_the_frameworks_habit_unless_the_scenario_says_it() -> None:
     stated = by_framework[1].with_overrides("layout.release_outputs=true")
     assert stated.layout.release_outputs
     assert peak_memory(stated) < peak_memory(by_framework[1])
-    again = Scenario.from_mapping(simulate(stated).to_json()["scenario"])
-    assert again.layout == stated.layout
+    reloaded = Scenario.from_mapping(simulate(stated).to_json()["scenario"])
+    assert reloaded.layout == stated.layout

@@ -25,24 +25,24 @@ from clustersim.parallel.data_parallel_strategy import (
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.placement import looped_placement
-from tests.memory.rank_memory import resident
+from tests.memory.rank_memory import resident_bytes
 
 LLAMA = load_preset("llama3-8b")
 TRAINING = Training(8192, 8)
-NETWORK = Framework(1.0, 5e8)
+WITH_BUFFERS = Framework(1.0, 5e8)
 
 
-def plan(layout: Layout, training: Training = TRAINING) -> Plan:
+def llama_plan(layout: Layout, training: Training = TRAINING) -> Plan:
     return Plan(LLAMA, training, layout)
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2-small", "gpt3-175b"])
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=4), Layout(tp=4), Layout(tp=2, pp=2)])
 def test_memory_and_lowering_count_the_same_parameters(name: str, layout: Layout) -> None:
-    of = Plan(load_preset(name), Training(1024, 8), layout)
+    plan = Plan(load_preset(name), Training(1024, 8), layout)
     for rank in range(layout.pp):
-        held = sum(of.parameter_count(stage) for stage in of.stages_on_rank(rank))
-        assert resident(of, rank)[MemoryCategory.PARAMETERS] == 2 * held
+        held = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
+        assert resident_bytes(plan, rank)[MemoryCategory.PARAMETERS] == 2 * held
 
 
 @pytest.mark.parametrize(
@@ -55,38 +55,38 @@ def test_memory_and_lowering_count_the_same_parameters(name: str, layout: Layout
     ],
 )
 def test_optimizer_state_per_parameter(optimizer: Optimizer, precision: PrecisionRecipe, width: int) -> None:
-    held = resident(plan(Layout(), replace(TRAINING, optimizer=optimizer, recipe=precision)))
+    held = resident_bytes(llama_plan(Layout(), replace(TRAINING, optimizer=optimizer, recipe=precision)))
     assert held[MemoryCategory.OPTIMIZER] == width * parameter_count(LLAMA)
 
 
 def test_replicas_are_data_and_context_parallel_ranks() -> None:
     """ZeRO shards over dp x cp: both hold the same weights."""
-    held = resident(plan(Layout(dp=2, cp=4, data=Zero1())))
+    held = resident_bytes(llama_plan(Layout(dp=2, cp=4, data=Zero1())))
     assert held[MemoryCategory.OPTIMIZER] == 12 * parameter_count(LLAMA) / 8
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_zero_3_holds_the_largest_neighbours_that_are_gathered_and_one_units_gradients(prefetch: int) -> None:
+def test_zero_3_holds_the_largest_adjacent_gathered_units_and_one_gradient(prefetch: int) -> None:
     """Head (final norm and 128,256 x 4,096) and the layers before it; bf16 weights, fp32 gradients of the head.
 
     The embedding is at the other end: it is dropped long before the head is gathered.
     """
     head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
     units = [head, *[layer_parameter_count(LLAMA, *LLAMA.distinct_specs)] * 32][: prefetch + 1]
-    held = resident(plan(Layout(dp=8, data=FullyShard(prefetch=prefetch))))
+    held = resident_bytes(llama_plan(Layout(dp=8, data=FullyShard(prefetch=prefetch))))
     assert held[MemoryCategory.GATHERED] == 2 * sum(units) + 4 * head
 
 
 def test_without_resharding_zero_3_holds_all_weights() -> None:
-    held = resident(plan(Layout(dp=8, data=FullyShard(reshard_after_forward=False))))
+    held = resident_bytes(llama_plan(Layout(dp=8, data=FullyShard(reshard_after_forward=False))))
     head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
     assert held[MemoryCategory.GATHERED] == 2 * parameter_count(LLAMA) + 4 * head
 
 
 @pytest.mark.parametrize("data", [Zero2(), FullyShard()])
-def test_whole_gradients_and_weights_stay_beside_a_pipeline(data: DataParallelStrategy) -> None:
+def test_gradients_and_gathered_weights_stay_unsharded_in_a_pipeline(data: DataParallelStrategy) -> None:
     """Gradients are summed whole until the last of several microbatches; FSDP's weights stay gathered."""
-    held = resident(plan(Layout(dp=8, pp=2, data=data), replace(TRAINING, global_batch=16)))
+    held = resident_bytes(llama_plan(Layout(dp=8, pp=2, data=data), replace(TRAINING, global_batch=16)))
     on_first = LLAMA.vocab * LLAMA.hidden + 16 * layer_parameter_count(LLAMA, *LLAMA.distinct_specs)
     assert held[MemoryCategory.GRADIENTS] == 4 * on_first
     assert held[MemoryCategory.GATHERED] == (2 * on_first if data.zero_stage == 3 else 0)
@@ -95,29 +95,31 @@ def test_whole_gradients_and_weights_stay_beside_a_pipeline(data: DataParallelSt
 
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
-def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelStrategy) -> None:
+def test_nothing_is_gathered_without_sharded_weights(data: DataParallelStrategy) -> None:
     layout = Layout(dp=1, data=data) if data == FullyShard() else Layout(dp=8, data=data)
-    assert resident(plan(layout))[MemoryCategory.GATHERED] == 0.0
+    assert resident_bytes(llama_plan(layout))[MemoryCategory.GATHERED] == 0.0
 
 
-def test_zero_2_fills_a_bucket_of_whole_gradients() -> None:
+def test_zero_2_fills_a_bucket_of_unsharded_gradients() -> None:
     """Megatron's rule, 40 M or 1 M per replica, in fp32; never more than all gradients."""
-    assert resident(plan(Layout(dp=8, data=Zero2())))[MemoryCategory.MESSAGES] == 40e6 * 4
-    assert resident(plan(Layout(dp=512, data=Zero2())))[MemoryCategory.MESSAGES] == 512e6 * 4
-    assert resident(plan(Layout(dp=8, data=Zero2(bucket=5e6))))[MemoryCategory.MESSAGES] == 5e6
-    assert resident(plan(Layout(dp=8, data=Zero2(bucket=1e15))))[MemoryCategory.MESSAGES] == 4 * parameter_count(LLAMA)
-    assert resident(plan(Layout(dp=8, data=Zero1())))[MemoryCategory.MESSAGES] == 0.0
+    assert resident_bytes(llama_plan(Layout(dp=8, data=Zero2())))[MemoryCategory.MESSAGES] == 40e6 * 4
+    assert resident_bytes(llama_plan(Layout(dp=512, data=Zero2())))[MemoryCategory.MESSAGES] == 512e6 * 4
+    assert resident_bytes(llama_plan(Layout(dp=8, data=Zero2(bucket=5e6))))[MemoryCategory.MESSAGES] == 5e6
+    assert resident_bytes(llama_plan(Layout(dp=8, data=Zero2(bucket=1e15))))[
+        MemoryCategory.MESSAGES
+    ] == 4 * parameter_count(LLAMA)
+    assert resident_bytes(llama_plan(Layout(dp=8, data=Zero1())))[MemoryCategory.MESSAGES] == 0.0
 
 
-def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
+def test_zero_2_in_a_pipeline_fills_a_bucket_of_a_full_model_chunk() -> None:
     """All but the first pipeline rank's first chunk are one bucket (Megatron-LM), where every microbatch is reduced."""
-    of = plan(Layout(dp=4, pp=2, data=Zero2(reduce=ReductionFrequency.PER_MICROBATCH)))
+    plan = llama_plan(Layout(dp=4, pp=2, data=Zero2(reduce=ReductionFrequency.PER_MICROBATCH)))
     messages = 2 * 2 * 8192 * LLAMA.hidden  # an activation and a gradient, bf16
-    second = 16 * layer_parameter_count(LLAMA, *LLAMA.distinct_specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
-    assert resident(of, 0)[MemoryCategory.MESSAGES] == 40e6 * 4 + messages
-    assert resident(of, 1)[MemoryCategory.MESSAGES] == 4 * second + messages
-    chunks = replace(of, placement_rule=partial(looped_placement, chunks_per_rank=2))
-    assert resident(chunks, 1)[MemoryCategory.MESSAGES] < 4 * second
+    second_stage = 16 * layer_parameter_count(LLAMA, *LLAMA.distinct_specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    assert resident_bytes(plan, 0)[MemoryCategory.MESSAGES] == 40e6 * 4 + messages
+    assert resident_bytes(plan, 1)[MemoryCategory.MESSAGES] == 4 * second_stage + messages
+    chunks = replace(plan, placement_rule=partial(looped_placement, chunks_per_rank=2))
+    assert resident_bytes(chunks, 1)[MemoryCategory.MESSAGES] < 4 * second_stage
 
 
 @pytest.mark.parametrize(
@@ -131,27 +133,27 @@ def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
     ],
 )
 def test_each_process_group_has_a_communicators_buffers(layout: Layout, groups: int) -> None:
-    assert resident(plan(layout), framework=NETWORK)[MemoryCategory.COMMUNICATION] == groups * 5e8
+    assert resident_bytes(llama_plan(layout), framework=WITH_BUFFERS)[MemoryCategory.COMMUNICATION] == groups * 5e8
 
 
 @pytest.mark.parametrize(("tp", "chunks"), [(1, 1), (2, 1), (2, 2)])
-def test_a_pipeline_posts_an_activation_and_a_gradient_for_each_virtual_stage(tp: int, chunks: int) -> None:
+def test_a_pipeline_posts_one_activation_and_gradient_per_virtual_stage(tp: int, chunks: int) -> None:
     """Each 8,192 x 4,096 in bf16, split over tensor ranks."""
-    of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), partial(looped_placement, chunks_per_rank=chunks))
-    assert resident(of)[MemoryCategory.MESSAGES] == 2 * chunks * 8192 * 4096 * 2 / tp
+    plan = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), partial(looped_placement, chunks_per_rank=chunks))
+    assert resident_bytes(plan)[MemoryCategory.MESSAGES] == 2 * chunks * 8192 * 4096 * 2 / tp
 
 
-def test_the_shipped_framework_has_plausible_constants() -> None:
+def test_the_packaged_framework_has_plausible_constants() -> None:
     framework = load_framework()
     assert 1.0 <= framework.fragmentation < 1.2
     assert 1e8 < framework.communicator_bytes < 2e9
 
 
-def test_a_copy_that_the_optimizer_reads_is_not_there_beside_activations() -> None:
+def test_the_optimizers_widened_copy_does_not_add_to_activations() -> None:
     recipe = mixed_precision(DType.FP16, gradients=DType.FP16)
     held = [
-        resident(
-            plan(
+        resident_bytes(
+            llama_plan(
                 Layout(dp=4, data=Zero1()),
                 replace(TRAINING, recipe=recipe, overheads=replace(NO_OVERHEADS, widening=it)),
             )
@@ -161,10 +163,10 @@ def test_a_copy_that_the_optimizer_reads_is_not_there_beside_activations() -> No
     assert held[0] == held[1]
 
 
-def test_gradients_that_were_converted_stay_as_they_were_made() -> None:
+def test_converted_gradients_are_kept_in_both_formats() -> None:
     held = []
-    for how in (Accumulation.ADDED, Accumulation.CONVERTED):
-        training = replace(TRAINING, overheads=replace(NO_OVERHEADS, accumulation=how))
-        whole = plan(Layout(dp=4), training)
-        held.append(resident(whole)[MemoryCategory.GRADIENTS])
-    assert held[1] - held[0] == 2.0 * whole.parameter_count(whole.stages[0])
+    for accumulation in (Accumulation.ADDED, Accumulation.CONVERTED):
+        training = replace(TRAINING, overheads=replace(NO_OVERHEADS, accumulation=accumulation))
+        plan = llama_plan(Layout(dp=4), training)
+        held.append(resident_bytes(plan)[MemoryCategory.GRADIENTS])
+    assert held[1] - held[0] == 2.0 * plan.parameter_count(plan.stages[0])

@@ -23,34 +23,34 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
-from tests.memory.rank_memory import BARE, ledger_of, resident
+from tests.memory.rank_memory import BARE, rank_ledger, resident_bytes
 
 MODEL = load_preset("gpt3-175b")
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 I, W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters
 
 
-def plan(pp: int, microbatches: int, chunks: int = 1, layout: Layout | None = None) -> Plan:
-    of = layout or Layout(tp=8, pp=pp)
-    return Plan(MODEL, Training(2048, microbatches), of, partial(looped_placement, chunks_per_rank=chunks))
+def pipeline_plan(pp: int, microbatches: int, chunks: int = 1, layout: Layout | None = None) -> Plan:
+    chosen_layout = layout or Layout(tp=8, pp=pp)
+    return Plan(MODEL, Training(2048, microbatches), chosen_layout, partial(looped_placement, chunks_per_rank=chunks))
 
 
 @given(pp=st.integers(2, 8), extra=st.integers(0, 8), data=st.data())
 def test_1f1b_has_p_minus_r_microbatches_in_flight(pp: int, extra: int, data: st.DataObject) -> None:
     """Narayanan et al. 2021 section 2.2.1: rank r of p keeps p - r microbatches, however many there are."""
     rank = data.draw(st.integers(0, pp - 1))
-    of = plan(pp, pp + extra)
-    stage, activations = of.stages[rank], Activations(of)
+    plan = pipeline_plan(pp, pp + extra)
+    stage, activations = plan.stages[rank], Activations(plan)
     expected = (pp - rank) * activations.saved_bytes(stage) + activations.transient_bytes(stage)
-    assert ledger_of(of, rank, OneFOneB()).peak_activations == pytest.approx(expected)
+    assert rank_ledger(plan, rank, OneFOneB()).peak_activations == pytest.approx(expected)
 
 
 @given(microbatches=st.integers(1, 12))
 def test_gpipe_has_all_microbatches_in_flight(microbatches: int) -> None:
-    of = plan(4, microbatches)
-    activations = Activations(of)
-    expected = microbatches * activations.saved_bytes(of.stages[1]) + activations.transient_bytes(of.stages[1])
-    assert ledger_of(of, 1, GPipe()).peak_activations == pytest.approx(expected)
+    plan = pipeline_plan(4, microbatches)
+    activations = Activations(plan)
+    expected = microbatches * activations.saved_bytes(plan.stages[1]) + activations.transient_bytes(plan.stages[1])
+    assert rank_ledger(plan, 1, GPipe()).peak_activations == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 2), (8, 3), (4, 6), (8, 2)])
@@ -61,11 +61,11 @@ def test_interleaving_costs_a_factor_on_the_first_stage(pp: int, chunks: int) ->
     one more; each is L/(p m) layers. Counted here on ranks without embedding, whose passes are all alike: rank r has
     2 r fewer in flight, so r = 1 with p m + p - 3 stands for it.
     """
-    of = plan(pp, 2 * pp, chunks)
-    activations = Activations(of)
-    (kept,) = {activations.saved_bytes(stage) for stage in of.stages_on_rank(1)}
-    (passing,) = {activations.transient_bytes(stage) for stage in of.stages_on_rank(1)}
-    in_flight = (ledger_of(of, 1, Interleaved(chunks)).peak_activations - passing) / kept
+    plan = pipeline_plan(pp, 2 * pp, chunks)
+    activations = Activations(plan)
+    (kept_bytes,) = {activations.saved_bytes(stage) for stage in plan.stages_on_rank(1)}
+    (transient_bytes,) = {activations.transient_bytes(stage) for stage in plan.stages_on_rank(1)}
+    in_flight = (rank_ledger(plan, 1, Interleaved(chunks)).peak_activations - transient_bytes) / kept_bytes
     assert in_flight + 2 == pytest.approx(pp * chunks * (1 + (pp - 1) / (pp * chunks)))
 
 
@@ -75,135 +75,145 @@ def test_the_first_rank_holds_figure_1s_factor_of_layers() -> None:
     Without dropout the embedding keeps its token numbers only, eight bytes each.
     """
     model = replace(load_preset("megatron-530b"), dropout=False)
-    of = Plan(
+    plan = Plan(
         model,
         Training(2048, 280),
         Layout(tp=8, pp=35, sequence_parallel=True),
         partial(looped_placement, chunks_per_rank=3),
     )
-    activations, layer = Activations(of), of.stages[1]
-    held = (ledger_of(of, 0).peak_activations - activations.transient_bytes(layer)) / activations.saved_bytes(layer)
-    assert held == pytest.approx(105 * (1 + 34 / 105), rel=1e-3)
+    activations, layer = Activations(plan), plan.stages[1]
+    held_layers = (
+        rank_ledger(plan, 0).peak_activations - activations.transient_bytes(layer)
+    ) / activations.saved_bytes(layer)
+    assert held_layers == pytest.approx(105 * (1 + 34 / 105), rel=1e-3)
 
 
-def test_times_are_those_of_the_passes() -> None:
+def test_ledger_times_are_those_of_the_passes() -> None:
     """One microbatch: kept from the forward's start, more during backward, nothing after it."""
-    of = plan(1, 1, layout=Layout(tp=8))
-    activations, (stage,) = Activations(of), of.stages
+    plan = pipeline_plan(1, 1, layout=Layout(tp=8))
+    activations, (stage,) = Activations(plan), plan.stages
     passes = [TimedPass(Action(0, F, 0), 1.0, 2.0), TimedPass(Action(0, B, 0), 5.0, 9.0)]
-    made = ledger_from_passes(Footprint(of, BARE, 0.0), activations, 0, passes)
-    kept, passing = activations.saved_bytes(stage), activations.transient_bytes(stage)
-    assert made.times.tolist() == [1.0, 5.0, 9.0]
-    assert made.activations.tolist() == pytest.approx([kept, kept + passing, 0.0], abs=1e-3)
+    timeline = ledger_from_passes(Footprint(plan, BARE, 0.0), activations, 0, passes)
+    kept_bytes, transient_bytes = activations.saved_bytes(stage), activations.transient_bytes(stage)
+    assert timeline.times.tolist() == [1.0, 5.0, 9.0]
+    assert timeline.activations.tolist() == pytest.approx([kept_bytes, kept_bytes + transient_bytes, 0.0], abs=1e-3)
 
 
-def test_what_ends_is_freed_before_what_starts_at_the_same_time() -> None:
-    of = plan(1, 2, layout=Layout(tp=8))
+def test_ended_passes_are_freed_before_passes_that_start_at_the_same_time() -> None:
+    plan = pipeline_plan(1, 2, layout=Layout(tp=8))
     alternating = [Action(0, F, 0), Action(0, B, 0), Action(0, F, 1), Action(0, B, 1)]
-    made = ledger_from_order(Footprint(of, BARE, 0.0), Activations(of), 0, pass_order(alternating))
-    one = Activations(of).saved_bytes(of.stages[0]) + Activations(of).transient_bytes(of.stages[0])
-    assert made.peak_activations == pytest.approx(one)
+    timeline = ledger_from_order(Footprint(plan, BARE, 0.0), Activations(plan), 0, pass_order(alternating))
+    one_microbatch = Activations(plan).saved_bytes(plan.stages[0]) + Activations(plan).transient_bytes(plan.stages[0])
+    assert timeline.peak_activations == pytest.approx(one_microbatch)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.5, 4.0)), min_size=16, max_size=16))
-def test_the_peak_does_not_depend_on_how_long_passes_take(times: list[tuple[float, float]]) -> None:
+def test_the_peak_does_not_depend_on_pass_durations(times: list[tuple[float, float]]) -> None:
     """One stream: a pass starts when the one before it has ended, or some time later."""
-    of = plan(4, 8)
+    plan = pipeline_plan(4, 8)
     actions, passes, now = OneFOneB().order(4, 8)[0], [], 0.0
     for action, (gap, length) in zip(actions, times, strict=True):
         passes.append(TimedPass(action, now + gap, now + gap + length))
         now = passes[-1].end
-    footprint, activations = Footprint(of, BARE, 0.0), Activations(of)
+    footprint, activations = Footprint(plan, BARE, 0.0), Activations(plan)
     timed = ledger_from_passes(footprint, activations, 0, passes).peak
     assert timed == pytest.approx(ledger_from_order(footprint, activations, 0, pass_order(actions)).peak)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_memory_is_never_negative_and_empty_at_the_end(chunks: int) -> None:
-    of = plan(4, 8, chunks)
+    plan = pipeline_plan(4, 8, chunks)
     for rank in range(4):
-        made = ledger_of(of, rank)
-        scale = made.peak_activations
-        assert (made.activations > -1e-9 * scale).all()
-        assert abs(made.activations[-1]) < 1e-9 * scale
-        assert (np.diff(made.times) >= 0).all()
+        timeline = rank_ledger(plan, rank)
+        scale = timeline.peak_activations
+        assert (timeline.activations > -1e-9 * scale).all()
+        assert abs(timeline.activations[-1]) < 1e-9 * scale
+        assert (np.diff(timeline.times) >= 0).all()
 
 
-def test_parts_at_the_peak_sum_to_the_peak() -> None:
-    of = plan(2, 4)
-    made = ledger_of(of, 0, framework=Framework(1.07, 5e8))
-    assert sum(made.peak_by_category().values()) == pytest.approx(made.peak)
-    assert set(made.peak_by_category()) == set(MemoryCategory)
+def test_categories_at_the_peak_sum_to_the_peak() -> None:
+    plan = pipeline_plan(2, 4)
+    timeline = rank_ledger(plan, 0, framework=Framework(1.07, 5e8))
+    assert sum(timeline.peak_by_category().values()) == pytest.approx(timeline.peak)
+    assert set(timeline.peak_by_category()) == set(MemoryCategory)
 
 
-def test_fragmentation_is_on_what_the_allocator_holds_only() -> None:
+def test_fragmentation_applies_only_to_allocator_memory() -> None:
     """The driver's context and the communication library's buffers are not the allocator's."""
-    of = plan(2, 4)
+    plan = pipeline_plan(2, 4)
     bare, padded = (
         ledger_from_order(
-            Footprint(of, Framework(factor, 5e8), 1e9), Activations(of), 0, pass_order(OneFOneB().order(2, 4)[0])
+            Footprint(plan, Framework(factor, 5e8), 1e9), Activations(plan), 0, pass_order(OneFOneB().order(2, 4)[0])
         )
         for factor in (1.0, 1.05)
     )
-    outside = bare.resident[MemoryCategory.CONTEXT] + bare.resident[MemoryCategory.COMMUNICATION]
+    outside_allocator = bare.resident[MemoryCategory.CONTEXT] + bare.resident[MemoryCategory.COMMUNICATION]
     assert bare.resident[MemoryCategory.CONTEXT] == 1e9
-    assert padded.peak - bare.peak == pytest.approx(0.05 * (bare.peak - outside))
-    assert padded.peak_by_category()[MemoryCategory.FRAGMENTATION] == pytest.approx(0.05 * (bare.peak - outside))
+    assert padded.peak - bare.peak == pytest.approx(0.05 * (bare.peak - outside_allocator))
+    assert padded.peak_by_category()[MemoryCategory.FRAGMENTATION] == pytest.approx(
+        0.05 * (bare.peak - outside_allocator)
+    )
 
 
-def test_data_parallel_keeps_everyones_logits_on_the_first_gpu() -> None:
+def test_torch_data_parallel_gathers_all_logits_on_the_first_gpu() -> None:
     """torch.nn.DataParallel gathers three other GPUs' logits: bf16, and fp32 for the loss."""
     model = load_preset("gpt2-small")
     layout = Layout(dp=4, data=NaiveDataParallel())
-    naive, alone = Plan(model, Training(1024, 4), layout), Plan(model, Training(1024, 1), Layout())
-    more = ledger_of(naive).peak_activations - ledger_of(alone).peak_activations
-    assert more == pytest.approx(3 * 1024 * 50257 * 6)
+    data_parallel, single_gpu = Plan(model, Training(1024, 4), layout), Plan(model, Training(1024, 1), Layout())
+    additional_bytes = rank_ledger(data_parallel).peak_activations - rank_ledger(single_gpu).peak_activations
+    assert additional_bytes == pytest.approx(3 * 1024 * 50257 * 6)
 
 
-def test_recomputation_trades_kept_for_passing() -> None:
+def test_recomputation_reduces_kept_activations() -> None:
     none, full = (
-        ledger_of(Plan(MODEL, Training(2048, 8, recompute=recompute), Layout(tp=8, pp=8)))
+        rank_ledger(Plan(MODEL, Training(2048, 8, recompute=recompute), Layout(tp=8, pp=8)))
         for recompute in (Training(1, 1).recompute, FullRecompute())
     )
     assert full.peak_activations < none.peak_activations / 4
-    assert full.resident == none.resident == resident(plan(8, 8))
+    assert full.resident == none.resident == resident_bytes(pipeline_plan(8, 8))
 
 
 @given(pp=st.integers(2, 8), extra=st.integers(0, 16), memory=st.integers(1, 2), data=st.data())
 def test_zero_bubble_keeps_p_or_2p_microbatches(pp: int, extra: int, memory: int, data: st.DataObject) -> None:
     """With equal costs every microbatch counts as whole until its weight gradients: p - r are the fewest of rank r."""
     rank = data.draw(st.integers(0, pp - 1))
-    of = plan(pp, pp + extra)
-    stage, activations = of.stages[rank], Activations(of)
-    peak = ledger_of(of, rank, ZeroBubble(memory)).peak_activations
+    plan = pipeline_plan(pp, pp + extra)
+    stage, activations = plan.stages[rank], Activations(plan)
+    peak = rank_ledger(plan, rank, ZeroBubble(memory)).peak_activations
     assert peak >= (pp - rank) * activations.saved_bytes(stage)
     assert peak <= memory * pp * activations.saved_bytes(stage) + activations.transient_bytes(stage)
 
 
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(2)])
-def test_halves_free_what_was_kept_one_after_the_other(recompute: Recompute) -> None:
-    of = Plan(MODEL, Training(2048, 1, recompute=recompute), Layout(tp=8, pp=4))
-    activations = Activations(of)
-    for stage in of.stages:
+def test_split_backward_frees_activations_in_two_stages(recompute: Recompute) -> None:
+    plan = Plan(MODEL, Training(2048, 1, recompute=recompute), Layout(tp=8, pp=4))
+    activations = Activations(plan)
+    for stage in plan.stages:
         turns = pass_order([Action(stage.index, kind, 0) for kind in (F, I, W)])
-        made = ledger_from_order(Footprint(of, BARE, 0.0), activations, stage.index, turns)
-        kept, waiting = activations.saved_bytes(stage), activations.wgrad_bytes(stage)
-        extra = activations.transient_bytes(stage, I), activations.transient_bytes(stage, W)
-        expected = [kept, kept + extra[0], waiting, waiting + extra[1], 0.0]
-        assert made.activations.tolist() == pytest.approx(expected, abs=1.0)
+        timeline = ledger_from_order(Footprint(plan, BARE, 0.0), activations, stage.index, turns)
+        kept_bytes, deferred_bytes = activations.saved_bytes(stage), activations.wgrad_bytes(stage)
+        transient_bytes = activations.transient_bytes(stage, I), activations.transient_bytes(stage, W)
+        expected = [
+            kept_bytes,
+            kept_bytes + transient_bytes[0],
+            deferred_bytes,
+            deferred_bytes + transient_bytes[1],
+            0.0,
+        ]
+        assert timeline.activations.tolist() == pytest.approx(expected, abs=1.0)
 
 
-def test_halves_wait_for_more_than_full_recomputation_kept() -> None:
+def test_deferred_weight_gradients_hold_more_than_full_recomputation_keeps() -> None:
     """A layer's input is 2 s b h bytes of the 32 s b h that its weight gradients need again."""
-    of = Plan(MODEL, Training(2048, 4, recompute=FullRecompute()), Layout(pp=4))
-    activations, stage = Activations(of), of.stages[1]
+    plan = Plan(MODEL, Training(2048, 4, recompute=FullRecompute()), Layout(pp=4))
+    activations, stage = Activations(plan), plan.stages[1]
     assert activations.wgrad_bytes(stage) == 16 * activations.saved_bytes(stage)
-    least = activations.wgrad_bytes(stage) - activations.saved_bytes(stage)
-    assert activations.transient_bytes(stage, I) >= least * (stage.layer_count - 1) / stage.layer_count
+    min_bytes = activations.wgrad_bytes(stage) - activations.saved_bytes(stage)
+    assert activations.transient_bytes(stage, I) >= min_bytes * (stage.layer_count - 1) / stage.layer_count
 
 
 @pytest.mark.parametrize("memory", [1, 2])
-def test_zero_bubble_with_whole_gradients_exceeds_its_limit_by_one_microbatchs_difference(memory: int) -> None:
+def test_zero_bubble_exceeds_its_memory_limit_by_at_most_one_microbatch(memory: int) -> None:
     """Llama 3 405B, tp 8 with its sequence split, pp 16: more waits of a microbatch than was kept.
 
     In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a SwiGLU
@@ -211,13 +221,13 @@ def test_zero_bubble_with_whole_gradients_exceeds_its_limit_by_one_microbatchs_d
     alone are 2 t = 16 when they wait. So what p microbatches keep bounds a rank only if weight gradients run early: at
     most (memory p - 1) kept + waiting, and what passes.
     """
-    of = Plan(load_preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
-    activations = Activations(of)
-    kept = max(map(activations.saved_bytes, of.stages))
-    waiting = max(map(activations.wgrad_bytes, of.stages))
-    passing = max(activations.transient_bytes(stage, kind) for stage in of.stages for kind in (I, W))
-    assert waiting > 1.5 * kept
-    parts = sum(map(activations.wgrad_bytes, of.stages)) / sum(map(activations.saved_bytes, of.stages))
-    order = ZeroBubble(memory, PassCosts(pending_memory_ratio=parts))
-    peaks = [ledger_of(of, rank, order).peak_activations for rank in range(16)]
-    assert max(peaks) <= (16 * memory - 1) * kept + waiting + passing
+    plan = Plan(load_preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
+    activations = Activations(plan)
+    max_kept = max(map(activations.saved_bytes, plan.stages))
+    max_deferred = max(map(activations.wgrad_bytes, plan.stages))
+    max_transient = max(activations.transient_bytes(stage, kind) for stage in plan.stages for kind in (I, W))
+    assert max_deferred > 1.5 * max_kept
+    deferred_ratio = sum(map(activations.wgrad_bytes, plan.stages)) / sum(map(activations.saved_bytes, plan.stages))
+    order = ZeroBubble(memory, PassCosts(pending_memory_ratio=deferred_ratio))
+    peaks = [rank_ledger(plan, rank, order).peak_activations for rank in range(16)]
+    assert max(peaks) <= (16 * memory - 1) * max_kept + max_deferred + max_transient

@@ -64,28 +64,28 @@ def overrides(suggestion: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_remedy_is_legal_and_fits_as_told(name: str) -> None:
-    of = CASES[name]
-    report = check(of)
+def test_each_suggestion_is_legal_and_has_the_stated_peak(name: str) -> None:
+    oom_scenario = CASES[name]
+    report = check(oom_scenario)
     assert not report.fits
     assert 1 <= len(report.suggestions) <= 4
     for suggestion in report.suggestions:
-        changed = of.with_overrides(*overrides(suggestion))
+        changed = oom_scenario.with_overrides(*overrides(suggestion))
         assert check(changed).fits
         assert f"({format_bytes(peak_memory(changed))} of " in suggestion
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_remedies_keep_the_gpus_and_the_batch(name: str) -> None:
-    of = CASES[name]
-    for suggestion in check(of).suggestions:
-        changed = of.with_overrides(*overrides(suggestion))
-        assert changed.layout.world_size == of.layout.world_size
-        assert changed.training.global_batch == of.training.global_batch
+def test_suggestions_keep_the_gpus_and_the_batch(name: str) -> None:
+    oom_scenario = CASES[name]
+    for suggestion in check(oom_scenario).suggestions:
+        changed = oom_scenario.with_overrides(*overrides(suggestion))
+        assert changed.layout.world_size == oom_scenario.layout.world_size
+        assert changed.training.global_batch == oom_scenario.training.global_batch
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_changes_are_told_only_where_none_is_enough(name: str) -> None:
+def test_two_changes_are_suggested_only_if_no_single_one_fits(name: str) -> None:
     """Each half of a pair, applied alone, does not fit."""
     suggestions = check(CASES[name]).suggestions
     assert any(" with " in suggestion for suggestion in suggestions) == (name == "two changes")
@@ -96,13 +96,13 @@ def test_two_changes_are_told_only_where_none_is_enough(name: str) -> None:
             assert not check(CASES[name].with_overrides(*second.split())).fits
 
 
-def test_a_scenario_that_fits_needs_nothing() -> None:
+def test_a_scenario_that_fits_has_no_suggestions() -> None:
     report = check(scenario("llama2-7b", 64, {"tp": 8, "dp": 8}))
     assert report.fits
     assert report.suggestions == ()
 
 
-def test_where_nothing_helps_that_is_said() -> None:
+def test_no_fitting_change_is_reported() -> None:
     """A trillion parameters: 18 TB of weights, gradients and states do not fit 8 x 80 GiB whatever is done."""
     report = check(scenario("megatron-1t", 8, {"tp": 8}))
     assert report.suggestions == (

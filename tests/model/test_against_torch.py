@@ -20,7 +20,7 @@ from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.training import AttentionBackend, LossImplementation, Optimizer, Training
 from clustersim.model.transformer import Norm, TransformerModel, resize_model
-from tests.uniform_models import layer, sizes
+from tests.uniform_models import model_dimensions, uniform_layer
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -28,7 +28,7 @@ TOKENS, WIDTH = 64, 4096
 ELEMENTS = TOKENS * WIDTH
 
 
-def _touched(tensor: Any) -> int:
+def _distinct_bytes(tensor: Any) -> int:
     """Bytes of distinct elements: a broadcast dimension (stride 0) is read once."""
     elements = 1
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
@@ -36,20 +36,20 @@ def _touched(tensor: Any) -> int:
     return int(elements * tensor.element_size())
 
 
-def _tensors(tree: Any) -> list[Any]:
+def _unique_tensors(tree: Any) -> list[Any]:
     leaves = torch.utils._pytree.tree_leaves(tree)
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
 @dataclass
-class _Trace:
+class _MovedBytes:
     bytes: int = 0
     launches: int = 0
 
 
-def _moved(action: Callable[[], Any]) -> tuple[_Trace, Any]:
+def _measure_moved_bytes(action: Callable[[], Any]) -> tuple[_MovedBytes, Any]:
     """Run an action; bytes that its operators move, how many of them move anything, and its result."""
-    trace = _Trace()
+    trace = _MovedBytes()
 
     class Counter(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,10 +63,10 @@ def _moved(action: Callable[[], Any]) -> tuple[_Trace, Any]:
                 tensor
                 for position, declared in enumerate(schema.arguments)
                 if declared.alias_info and declared.alias_info.is_write and position < len(args)
-                for tensor in _tensors(args[position])
+                for tensor in _unique_tensors(args[position])
             ]
-            results = written or _tensors(result)
-            trace.bytes += sum(map(_touched, _tensors((args, kwargs)) + results))
+            results = written or _unique_tensors(result)
+            trace.bytes += sum(map(_distinct_bytes, _unique_tensors((args, kwargs)) + results))
             trace.launches += 1
             return result
 
@@ -75,22 +75,22 @@ def _moved(action: Callable[[], Any]) -> tuple[_Trace, Any]:
     return trace, result
 
 
-def _kept(action: Callable[[], Any], parameters: list[Any]) -> int:
+def _saved_bytes(action: Callable[[], Any], parameters: list[Any]) -> int:
     """Bytes that autograd saves while an action runs, each storage once, parameters not."""
     storages: dict[int, int] = {}
-    held = []
+    saved_tensors = []
 
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)  # keeps the address from being used again
+        saved_tensors.append(tensor)  # keeps the address from being used again
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = action()
     del result
-    own = {tensor.untyped_storage().data_ptr() for tensor in parameters}
-    return sum(size for address, size in storages.items() if address not in own)
+    parameter_storages = {tensor.untyped_storage().data_ptr() for tensor in parameters}
+    return sum(size for address, size in storages.items() if address not in parameter_storages)
 
 
 def _random(*shape: int) -> Any:
@@ -99,9 +99,9 @@ def _random(*shape: int) -> Any:
 
 def _rms_norm(x: Any, weight: Any) -> Any:
     """As in Hugging Face's LlamaRMSNorm."""
-    wide = x.float()
-    variance = wide.pow(2).mean(-1, keepdim=True)
-    return weight * (wide * torch.rsqrt(variance + 1e-5)).send_counts(x.dtype)
+    upcast = x.float()
+    variance = upcast.pow(2).mean(-1, keepdim=True)
+    return weight * (upcast * torch.rsqrt(variance + 1e-5)).send_counts(x.dtype)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:
@@ -111,12 +111,12 @@ def _swiglu(gate: Any, up: Any) -> Any:
 def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
     """As in Hugging Face's apply_rotary_pos_emb."""
     half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cosine + turned * sine
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cosine + rotated * sine
 
 
 @dataclass(frozen=True)
-class _Case:
+class _OperatorCase:
     """A formula in PyTorch. constants: not differentiated."""
 
     operator: memory_bound.MemoryBoundSpec
@@ -133,22 +133,22 @@ def _masked_softmax(scores: Any, mask: Any) -> Any:
     return torch.softmax(scores.masked_fill(mask, float("-inf")), dim=-1)
 
 
-def _cases() -> dict[str, _Case]:
+def _cases() -> dict[str, _OperatorCase]:
     x, other, weight = _random(TOKENS, WIDTH), _random(TOKENS, WIDTH), _random(WIDTH)
     angles = [torch.ones(TOKENS, 1, 128, dtype=torch.bfloat16) for _ in "cs"]
     mask = torch.triu(torch.ones(256, 256, dtype=torch.bool), 1)
     scores = _random(16, 256, 256)
     return {
-        "rms norm": _Case(memory_bound.norm_spec(Norm.RMSNORM, fused=False), _rms_norm, (x, weight)),
-        "swiglu": _Case(memory_bound.activation_spec(MlpType.SWIGLU, fused=False), _swiglu, (x, other)),
-        "gelu": _Case(memory_bound.activation_spec(MlpType.GELU, fused=False), functional.gelu, (x,)),
-        "rotary": _Case(
+        "rms norm": _OperatorCase(memory_bound.norm_spec(Norm.RMSNORM, fused=False), _rms_norm, (x, weight)),
+        "swiglu": _OperatorCase(memory_bound.activation_spec(MlpType.SWIGLU, fused=False), _swiglu, (x, other)),
+        "gelu": _OperatorCase(memory_bound.activation_spec(MlpType.GELU, fused=False), functional.gelu, (x,)),
+        "rotary": _OperatorCase(
             memory_bound.rotary_spec(fused=False),
             _rotate,
             (x.detach().view(TOKENS, 32, 128).requires_grad_(),),
             (*angles,),
         ),
-        "softmax": _Case(
+        "softmax": _OperatorCase(
             memory_bound.softmax_spec(fused=False), _masked_softmax, (scores,), (mask,), elements=16 * 256 * 256
         ),
     }
@@ -158,12 +158,12 @@ _CASES = _cases()
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_unfused_passes_are_what_pytorch_runs(name: str) -> None:
+def test_unfused_operators_move_the_bytes_that_pytorch_moves(name: str) -> None:
     """Per-row statistics, masks and angles are small against the activation: 2 % covers them."""
     case = _CASES[name]
-    forward, result = _moved(case.run)
+    forward, result = _measure_moved_bytes(case.run)
     gradient = torch.ones_like(result)
-    backward, _ = _moved(lambda: torch.autograd.grad(result, case.inputs, gradient))
+    backward, _ = _measure_moved_bytes(lambda: torch.autograd.grad(result, case.inputs, gradient))
     for passes, trace in ((case.operator.forward, forward), (case.operator.backward, backward)):
         assert passes is not None
         assert passes.bytes(DType.BF16, case.elements) == pytest.approx(trace.bytes, rel=0.02)
@@ -173,16 +173,16 @@ def test_unfused_passes_are_what_pytorch_runs(name: str) -> None:
 @pytest.mark.parametrize("name", _CASES)
 def test_unfused_operators_keep_what_autograd_saves(name: str) -> None:
     case = _CASES[name]
-    saved = _kept(case.run, [tensor for tensor in (*case.inputs, *case.constants) if tensor.numel() < ELEMENTS])
+    saved = _saved_bytes(case.run, [tensor for tensor in (*case.inputs, *case.constants) if tensor.numel() < ELEMENTS])
     assert case.operator.saved.bytes(DType.BF16, case.elements) == pytest.approx(saved, rel=0.01)
 
 
 def test_a_residual_is_one_kernel_forward_and_none_backward() -> None:
-    one, other = _random(TOKENS, WIDTH), _random(TOKENS, WIDTH)
+    x, other = _random(TOKENS, WIDTH), _random(TOKENS, WIDTH)
     residual = memory_bound.residual_spec(dropout=False, fused=False)
-    forward, result = _moved(lambda: one + other)
+    forward, result = _measure_moved_bytes(lambda: x + other)
     gradient = torch.ones_like(result)
-    backward, _ = _moved(lambda: torch.autograd.grad(result, (one, other), gradient))
+    backward, _ = _measure_moved_bytes(lambda: torch.autograd.grad(result, (x, other), gradient))
     assert residual.forward.bytes(DType.BF16, ELEMENTS) == forward.bytes
     assert residual.backward is None
     assert backward.bytes == 0
@@ -190,7 +190,7 @@ def test_a_residual_is_one_kernel_forward_and_none_backward() -> None:
 
 def test_the_loss_keeps_fp32_log_probabilities() -> None:
     logits, targets = _random(TOKENS, WIDTH), torch.zeros(TOKENS, dtype=torch.long)
-    saved = _kept(lambda: functional.cross_entropy(logits.float(), targets), [])
+    saved = _saved_bytes(lambda: functional.cross_entropy(logits.float(), targets), [])
     assert memory_bound.loss_spec(LossImplementation.TORCH).saved.bytes(DType.BF16, ELEMENTS) == pytest.approx(
         saved, rel=0.01
     )
@@ -202,12 +202,12 @@ def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
     training = Training(1, 1, recipe=full, optimizer=optimizer, fused=False)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
-    made = {
+    torch_optimizer = {
         Optimizer.ADAM: lambda: torch.optim.AdamW([weight], lr=1e-3, foreach=True),
         Optimizer.SGD: lambda: torch.optim.SGD([weight], lr=1e-3, momentum=0.9, foreach=True),
     }[optimizer]()
-    made.step()  # creates the states
-    trace, _ = _moved(made.step)
+    torch_optimizer.step()  # creates the states
+    trace, _ = _measure_moved_bytes(torch_optimizer.step)
     (step,) = optimizer_step_kernels(training, ELEMENTS)
     assert step.bytes == pytest.approx(trace.bytes, rel=1e-3)
 
@@ -216,18 +216,18 @@ def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
     training = Training(1, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=False)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
-    trace, _ = _moved(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))
+    trace, _ = _measure_moved_bytes(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))
     expected = sum(kernel.bytes for kernel in gradient_norm_kernels(training, ELEMENTS))
     assert expected == pytest.approx(trace.bytes, rel=1e-3)
 
 
-class _Layer:
+class _TorchLayer:
     """One layer in plain PyTorch, written for this test: GPT or Llama kind, no dropout, as many kv heads as heads."""
 
     def __init__(self, model: TransformerModel) -> None:
         self.model = model
-        h, ffn = model.hidden, sizes(model).ffn
-        up = 2 * ffn if sizes(model).mlp is MlpType.SWIGLU else ffn
+        h, ffn = model.hidden, model_dimensions(model).ffn
+        up = 2 * ffn if model_dimensions(model).mlp is MlpType.SWIGLU else ffn
         shapes = {
             "query": (h, h),
             "key": (h, h),
@@ -246,19 +246,19 @@ class _Layer:
         return functional.layer_norm(x, (self.model.hidden,), self.weights["norm"], self.weights["shift"])
 
     def activation(self, x: Any) -> Any:
-        if sizes(self.model).mlp is MlpType.GELU:
+        if model_dimensions(self.model).mlp is MlpType.GELU:
             return functional.gelu(x)
         gate, up = x.chunk(2, dim=-1)
         return _swiglu(gate, up)
 
     def attend(self, x: Any, attention: AttentionBackend) -> Any:
         batch, sequence, hidden = x.shape
-        split = (batch, sequence, sizes(self.model).heads, sizes(self.model).head_dim)
+        split = (batch, sequence, model_dimensions(self.model).heads, model_dimensions(self.model).head_dim)
         # three products: views of one would keep the unrotated queries and keys with the values
-        parts = (functional.linear(x, self.weights[name]) for name in ("query", "key", "value"))
-        query, key, value = (part.reshape(split).transpose(1, 2) for part in parts)
+        projections = (functional.linear(x, self.weights[name]) for name in ("query", "key", "value"))
+        query, key, value = (projection.reshape(split).transpose(1, 2) for projection in projections)
         if self.model.norm is Norm.RMSNORM:
-            angle = torch.ones(sequence, sizes(self.model).head_dim, dtype=torch.bfloat16)
+            angle = torch.ones(sequence, model_dimensions(self.model).head_dim, dtype=torch.bfloat16)
             query, key = _rotate(query, angle, angle), _rotate(key, angle, angle)
         if attention is AttentionBackend.FLASH:
             result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -268,35 +268,37 @@ class _Layer:
 
     def __call__(self, x: Any, attention: AttentionBackend) -> Any:
         x = x + self.attend(self.norm(x), attention)
-        made = self.activation(functional.linear(self.norm(x), self.weights["up"]))
-        return x + functional.linear(made, self.weights["down"])
+        activated = self.activation(functional.linear(self.norm(x), self.weights["up"]))
+        return x + functional.linear(activated, self.weights["down"])
 
 
-def _small(name: str) -> TransformerModel:
+def _small_model(name: str) -> TransformerModel:
     changes = {"hidden": 256, "ffn": 704, "heads": 4, "kv_heads": 4, "head_dim": 64, "max_positions": 512}
     return resize_model(load_preset(name), dropout=False, linear_bias=False, qkv_bias=False, **changes)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
-def test_a_whole_layer_keeps_what_autograd_saves(name: str) -> None:
+def test_a_full_layer_keeps_what_autograd_saves(name: str) -> None:
     """Flash attention, BF16. Norm statistics and rotary angles are the few per cent that are not counted."""
-    model = _small(name)
+    model = _small_model(name)
     training = Training(sequence=512, global_batch=2, microbatch=2, fused=False)
-    made = _Layer(model)
+    torch_layer = _TorchLayer(model)
     x = _random(2, 512, model.hidden)
-    saved = _kept(lambda: made(x, AttentionBackend.FLASH), list(made.weights.values()))
-    assert layer(model, training, LayerShard(2, 512, 512)).saved_bytes == pytest.approx(saved, rel=0.02)
+    saved = _saved_bytes(lambda: torch_layer(x, AttentionBackend.FLASH), list(torch_layer.weights.values()))
+    assert uniform_layer(model, training, LayerShard(2, 512, 512)).saved_bytes == pytest.approx(saved, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
-def test_a_whole_layer_computes_what_torchs_counter_counts(name: str) -> None:
+def test_a_full_layer_has_the_flops_that_torchs_counter_counts(name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = _small(name)
+    model = _small_model(name)
     training = Training(sequence=512, global_batch=2, microbatch=2, attention=AttentionBackend.STANDARD)
-    made = _Layer(model)
+    torch_layer = _TorchLayer(model)
     with FlopCounterMode(display=False) as counter:
-        made(_random(2, 512, model.hidden), AttentionBackend.STANDARD).sum().backward()
-    operators = layer(model, training, LayerShard(2, 512, 512)).operators
-    kernels = [k for part in operators for k in part.forward + part.input_gradient + part.weight_gradient]
+        torch_layer(_random(2, 512, model.hidden), AttentionBackend.STANDARD).sum().backward()
+    operators = uniform_layer(model, training, LayerShard(2, 512, 512)).operators
+    kernels = [
+        k for operator in operators for k in operator.forward + operator.input_gradient + operator.weight_gradient
+    ]
     assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()

@@ -36,12 +36,12 @@ def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: s
     assert framework.fragmentation >= 1.0
     assert framework.launch_seconds > 0.0
     content = data_files.read_mapping(data_files.find_file("frameworks", name))
-    beside = [key for key in ("overheads", "runs") if key in content]
-    assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *beside}
+    optional_sections = [key for key in ("overheads", "runs") if key in content]
+    assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *optional_sections}
 
 
 @pytest.mark.parametrize("name", data_files.list_names("frameworks"))
-def test_what_a_framework_runs_are_words_of_scenario_files(name: str) -> None:
+def test_supported_features_are_scenario_values(name: str) -> None:
     runs = load_framework(name).supported_layouts
     assert {*runs.data, *runs.data_beside_pipeline} <= DataParallelConfig.shorthands.keys()
     assert {*runs.schedules} <= ScheduleConfig.shorthands.keys()
@@ -49,15 +49,15 @@ def test_what_a_framework_runs_are_words_of_scenario_files(name: str) -> None:
     assert "1f1b" in runs.schedules
 
 
-def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
+def test_the_default_framework_is_pytorch() -> None:
     assert load_framework() == load_framework("pytorch")
 
 
-def test_software_of_2021_launches_more_slowly() -> None:
+def test_megatron_2021_launches_more_slowly() -> None:
     assert load_framework("megatron-2021").launch_seconds > load_framework("pytorch").launch_seconds
 
 
-def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> None:
+def test_cuda_graphs_need_a_framework_with_a_graph_cost() -> None:
     captured = load_framework("pytorch").with_cuda_graphs()
     assert captured.uses_cuda_graphs
     assert captured.graph_launch_seconds == pytest.approx(12.5e-6)
@@ -65,18 +65,18 @@ def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> N
         load_framework("megatron-2021").with_cuda_graphs()
 
 
-def test_layers_are_compiled_only_by_a_framework_whose_launches_were_measured_so() -> None:
+def test_compiling_needs_a_framework_with_measured_compiled_launches() -> None:
     assert load_framework("pytorch").with_compiled().compiled
     with pytest.raises(InputError, match="compiled: megatron compiles no layers; leave it out, or name a framework"):
         load_framework("megatron").with_compiled()
 
 
-def test_what_somebody_says_of_launches_stands_and_no_record_does() -> None:
+def test_explicit_launch_times_take_precedence_over_records() -> None:
     torch = load_framework("pytorch")
     assert torch.with_launch_seconds(None, None) == torch
     assert torch.measured_host_use is MeasuredHostUse.TORCH
-    said = torch.with_launch_seconds(0.0, None)
-    assert (said.launch_seconds, said.backward_launch_seconds, said.measured_host_use) == (
+    explicit = torch.with_launch_seconds(0.0, None)
+    assert (explicit.launch_seconds, explicit.backward_launch_seconds, explicit.measured_host_use) == (
         0.0,
         0.0,
         MeasuredHostUse.NOTHING,
@@ -86,11 +86,11 @@ def test_what_somebody_says_of_launches_stands_and_no_record_does() -> None:
 @pytest.mark.parametrize(
     ("name", "measured"), [("megatron", MeasuredHostUse.EAGER), ("megatron-2021", MeasuredHostUse.NOTHING)]
 )
-def test_a_record_stands_for_software_that_launches_as_what_was_measured(name: str, measured: MeasuredHostUse) -> None:
+def test_host_samples_apply_to_software_with_equivalent_launches(name: str, measured: MeasuredHostUse) -> None:
     assert load_framework(name).measured_host_use is measured
 
 
-def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
+def test_a_path_works_like_a_name_and_units_are_converted(
     content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
 ) -> None:
     content["memory"] = {
@@ -107,9 +107,7 @@ def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
     assert framework.launch_seconds == pytest.approx(7e-6)
 
 
-def test_a_host_that_costs_nothing_is_allowed(
-    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
-) -> None:
+def test_a_zero_launch_time_is_allowed(content: dict[str, Any], written: Callable[[dict[str, Any]], Path]) -> None:
     content["host"]["launch"] = "0 us"
     assert load_framework(str(written(content))).launch_seconds == 0.0
 
@@ -137,11 +135,11 @@ def test_a_wrong_value_is_refused_with_file_key_and_value(
     for key in path[:-1]:
         section = section[key]
     section[path[-1]] = value
-    mine = written(content)
+    framework_file = written(content)
     with pytest.raises(InputError) as caught:
-        load_framework(str(mine))
+        load_framework(str(framework_file))
     assert sentence in str(caught.value)
-    assert str(mine) in str(caught.value)
+    assert str(framework_file) in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["description", "memory", "host", "sources"])
@@ -151,17 +149,17 @@ def test_a_missing_key_is_named(content: dict[str, Any], written: Callable[[dict
         load_framework(str(written(content)))
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+def test_a_misspelt_name_suggests_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'megatron-2921'; did you mean megatron-2021\?"):
         load_framework("megatron-2921")
 
 
-def test_models_with_experts_are_launched_at_a_pace_of_their_own_where_a_file_has_one() -> None:
+def test_moe_models_have_a_separate_launch_time_where_the_file_has_one() -> None:
     megatron, pytorch = load_framework("megatron"), load_framework("pytorch")
-    mixed = megatron.with_moe_launches()
-    assert mixed.launch_seconds == mixed.backward_launch_seconds == megatron.moe_launch_seconds
-    assert megatron.launch_seconds < mixed.launch_seconds
-    assert megatron.with_moe_launches(2.0).launch_seconds == 2.0 * mixed.launch_seconds
+    moe_framework = megatron.with_moe_launches()
+    assert moe_framework.launch_seconds == moe_framework.backward_launch_seconds == megatron.moe_launch_seconds
+    assert megatron.launch_seconds < moe_framework.launch_seconds
+    assert megatron.with_moe_launches(2.0).launch_seconds == 2.0 * moe_framework.launch_seconds
     assert pytorch.with_moe_launches() == pytorch
-    assert mixed.with_moe_launches() == mixed
+    assert moe_framework.with_moe_launches() == moe_framework
     assert megatron.with_launch_seconds(2e-6, None).with_moe_launches().launch_seconds == 2e-6

@@ -16,30 +16,36 @@ from clustersim.model.training import Training
 
 MODEL = load_preset("qwen3-30b-a3b")
 (SPEC,) = set(MODEL.distinct_specs)
-BETWEEN = {"experts.activation", "experts.activation.input_gradient"}
+ACTIVATION_KERNELS = {"experts.activation", "experts.activation.input_gradient"}
 CASTS = {"experts.down.cast_input", "experts.up.cast_output_gradient"}
 
 
-def made(recipe: PrecisionRecipe, grouping: Grouping) -> LayerOperators:
+def grouped_layer(recipe: PrecisionRecipe, grouping: Grouping) -> LayerOperators:
     training = Training(256, 1, recipe=recipe, overheads=Overheads(grouping=grouping))
     return layer_of(MODEL, SPEC, training, LayerShard(1, 256, 256, ep=8))
 
 
-def kernels(layer: LayerOperators) -> list[Kernel]:
-    def of(each: Operator) -> list[Kernel]:
-        return [*each.forward, *each.input_gradient, *each.weight_gradient]
+def all_kernels(layer: LayerOperators) -> list[Kernel]:
+    def operator_kernels(operator: Operator) -> list[Kernel]:
+        return [*operator.forward, *operator.input_gradient, *operator.weight_gradient]
 
-    return [*chain.from_iterable(map(of, layer.operators))]
-
-
-@pytest.mark.parametrize(("recipe", "gone"), [(load_recipe("mxfp8"), BETWEEN | CASTS), (mixed_precision(), BETWEEN)])
-def test_activation_and_the_casts_around_it_are_gone(recipe: PrecisionRecipe, gone: set[str]) -> None:
-    plain, fused = (made(recipe, item) for item in (Grouping.STREAMS, Grouping.FUSED))
-    assert {kernel.name for kernel in kernels(plain)} - {element.name for element in kernels(fused)} == gone
-    assert kernels(fused) == [entry for entry in kernels(plain) if entry.name not in gone]
+    return [*chain.from_iterable(map(operator_kernels, layer.operators))]
 
 
-def test_as_much_is_kept_and_computed() -> None:
-    plain, fused = (made(load_recipe("mxfp8"), item) for item in (Grouping.STREAMS, Grouping.FUSED))
-    for one, other in zip(plain.operators, fused.operators, strict=True):
-        assert replace(one, forward=(), input_gradient=()) == replace(other, forward=(), input_gradient=())
+@pytest.mark.parametrize(
+    ("recipe", "gone"), [(load_recipe("mxfp8"), ACTIVATION_KERNELS | CASTS), (mixed_precision(), ACTIVATION_KERNELS)]
+)
+def test_a_fused_grouped_mlp_has_no_activation_or_cast_kernels(recipe: PrecisionRecipe, gone: set[str]) -> None:
+    plain, fused = (grouped_layer(recipe, grouping) for grouping in (Grouping.STREAMS, Grouping.FUSED))
+    assert {all_kernel.name for all_kernel in all_kernels(plain)} - {
+        kernel.name for kernel in all_kernels(fused)
+    } == gone
+    assert all_kernels(fused) == [item for item in all_kernels(plain) if item.name not in gone]
+
+
+def test_a_fused_grouped_mlp_keeps_and_computes_the_same() -> None:
+    plain, fused = (grouped_layer(load_recipe("mxfp8"), grouping) for grouping in (Grouping.STREAMS, Grouping.FUSED))
+    for operator, fused_operator in zip(plain.operators, fused.operators, strict=True):
+        assert replace(operator, forward=(), input_gradient=()) == replace(
+            fused_operator, forward=(), input_gradient=()
+        )

@@ -11,7 +11,7 @@ from clustersim.model.hf_config import read_hf_config
 from clustersim.model.layer_stack import BlockForm, FullAttention, MlpType, QkNorm, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, parameter_count
-from tests.uniform_models import sizes
+from tests.uniform_models import model_dimensions
 
 LLAMA3_8B = {
     "model_type": "llama",
@@ -42,10 +42,10 @@ OPT_125M = {
 }
 
 
-def _llama_kind(model_type: str, sizes: tuple[int, int, int, int, int, int], **more: Any) -> dict[str, Any]:
+def _llama_like(model_type: str, sizes: tuple[int, int, int, int, int, int], **extra: Any) -> dict[str, Any]:
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    named = dict(zip((*keys, "vocab_size"), sizes, strict=True))
-    return {"model_type": model_type, "max_position_embeddings": 32768, **named, **more}
+    size_values = dict(zip((*keys, "vocab_size"), sizes, strict=True))
+    return {"model_type": model_type, "max_position_embeddings": 32768, **size_values, **extra}
 
 
 # Dimensions of the released config.json files; counts of unique weights from their model cards.
@@ -53,26 +53,26 @@ RELEASED = [
     (LLAMA3_8B, 8_030_261_248),
     (GPT2, 124_439_808),
     # meta-llama/Llama-3.2-1B
-    (_llama_kind("llama", (2048, 8192, 16, 32, 8, 128256), tie_word_embeddings=True, head_dim=64), 1_235_814_400),
+    (_llama_like("llama", (2048, 8192, 16, 32, 8, 128256), tie_word_embeddings=True, head_dim=64), 1_235_814_400),
     # mistralai/Mistral-7B-v0.3
-    (_llama_kind("mistral", (4096, 14336, 32, 32, 8, 32768), sliding_window=None), 7_248_023_552),
+    (_llama_like("mistral", (4096, 14336, 32, 32, 8, 32768), sliding_window=None), 7_248_023_552),
     # Qwen/Qwen2.5-0.5B
-    (_llama_kind("qwen2", (896, 4864, 24, 14, 2, 151936), tie_word_embeddings=True), 494_032_768),
+    (_llama_like("qwen2", (896, 4864, 24, 14, 2, 151936), tie_word_embeddings=True), 494_032_768),
     # Qwen/Qwen2.5-7B, whose window is switched off
     (
-        _llama_kind("qwen2", (3584, 18944, 28, 28, 4, 152064), sliding_window=4096, use_sliding_window=False),
+        _llama_like("qwen2", (3584, 18944, 28, 28, 4, 152064), sliding_window=4096, use_sliding_window=False),
         7_615_616_512,
     ),
     # Qwen/Qwen3-8B
-    (_llama_kind("qwen3", (4096, 12288, 36, 32, 8, 151936), head_dim=128), 8_190_735_360),
+    (_llama_like("qwen3", (4096, 12288, 36, 32, 8, 151936), head_dim=128), 8_190_735_360),
     # google/gemma-2b: tied and head_dim 256 by default
-    (_llama_kind("gemma", (2048, 16384, 18, 8, 1, 256000)), 2_506_172_416),
+    (_llama_like("gemma", (2048, 16384, 18, 8, 1, 256000)), 2_506_172_416),
     # Since here: dimensions of the released config.json, counts of the safetensors index unless it is said otherwise.
-    (_llama_kind("gemma2", (2304, 9216, 26, 8, 4, 256000), sliding_window=4096), 2_614_341_888),  # google/gemma-2-2b
-    (_llama_kind("gemma2", (3584, 14336, 42, 16, 8, 256000), sliding_window=4096), 9_241_705_984),
-    (_llama_kind("gemma2", (4608, 36864, 46, 32, 16, 256000), head_dim=128), 27_227_128_320),
+    (_llama_like("gemma2", (2304, 9216, 26, 8, 4, 256000), sliding_window=4096), 2_614_341_888),  # google/gemma-2-2b
+    (_llama_like("gemma2", (3584, 14336, 42, 16, 8, 256000), sliding_window=4096), 9_241_705_984),
+    (_llama_like("gemma2", (4608, 36864, 46, 32, 16, 256000), head_dim=128), 27_227_128_320),
     # google/gemma-3-1b-pt
-    (_llama_kind("gemma3_text", (1152, 6912, 26, 4, 1, 262144), head_dim=256, sliding_window=512), 999_885_952),
+    (_llama_like("gemma3_text", (1152, 6912, 26, 4, 1, 262144), head_dim=256, sliding_window=512), 999_885_952),
     # google/gemma-3-4b-pt leaves out what is the configuration class's: 4,300,079,472 less the vision tower's
     # 416,866,032 and the projector's 1152 x 2560 + 1152
     (GEMMA3_4B, 4_300_079_472 - 416_866_032 - (1152 * 2560 + 1152)),
@@ -88,18 +88,18 @@ RELEASED = [
         27_432_406_640 - 416_866_032 - (1152 * 5376 + 1152),
     ),
     # allenai/OLMo-2-1124-7B and -13B
-    (_llama_kind("olmo2", (4096, 11008, 32, 32, 32, 100352)), 7_298_617_344),
-    (_llama_kind("olmo2", (5120, 13824, 40, 40, 40, 100352)), 13_716_198_400),
+    (_llama_like("olmo2", (4096, 11008, 32, 32, 32, 100352)), 7_298_617_344),
+    (_llama_like("olmo2", (5120, 13824, 40, 40, 40, 100352)), 13_716_198_400),
     # microsoft/Phi-3-mini-4k-instruct and -medium-4k-instruct
-    (_llama_kind("phi3", (3072, 8192, 32, 32, 32, 32064), sliding_window=2047), 3_821_079_552),
-    (_llama_kind("phi3", (5120, 17920, 40, 40, 10, 32064), sliding_window=2047), 13_960_238_080),
+    (_llama_like("phi3", (3072, 8192, 32, 32, 32, 32064), sliding_window=2047), 3_821_079_552),
+    (_llama_like("phi3", (5120, 17920, 40, 40, 10, 32064), sliding_window=2047), 13_960_238_080),
     # mistralai/Mistral-7B-v0.1
-    (_llama_kind("mistral", (4096, 14336, 32, 32, 8, 32000), sliding_window=4096), 7_241_732_096),
+    (_llama_like("mistral", (4096, 14336, 32, 32, 8, 32000), sliding_window=4096), 7_241_732_096),
     # HuggingFaceTB/SmolLM3-3B
-    (_llama_kind("smollm3", (2048, 11008, 36, 16, 4, 128256), no_rope_layer_interval=4), 3_075_098_624),
+    (_llama_like("smollm3", (2048, 11008, 36, 16, 4, 128256), no_rope_layer_interval=4), 3_075_098_624),
     # THUDM/GLM-4-9B-0414 and glm-4-9b-chat-hf (its tensors as its authors count them)
-    (_llama_kind("glm4", (4096, 13696, 40, 32, 2, 151552), attention_bias=True), 9_400_279_040),
-    (_llama_kind("glm", (4096, 13696, 40, 32, 2, 151552), attention_bias=True), 9_399_951_360),
+    (_llama_like("glm4", (4096, 13696, 40, 32, 2, 151552), attention_bias=True), 9_400_279_040),
+    (_llama_like("glm", (4096, 13696, 40, 32, 2, 151552), attention_bias=True), 9_399_951_360),
     # tiiuae/falcon-7b and falcon-180B: 7,217,189,760 and 179,522,565,120 with a logits matrix that is tied here
     (FALCON_7B, 7_217_189_760 - 65024 * 4544),
     (
@@ -119,13 +119,13 @@ RELEASED = [
     (OPT_125M, 125_239_296),  # facebook/opt-125m
     # microsoft/phi-2
     (
-        _llama_kind("phi", (2560, 10240, 32, 32, 32, 51200), partial_rotary_factor=0.4, resid_pdrop=0.1),
+        _llama_like("phi", (2560, 10240, 32, 32, 32, 51200), partial_rotary_factor=0.4, resid_pdrop=0.1),
         2_779_683_840,
     ),
 ]
 
 
-def _written(folder: Path, content: object) -> Path:
+def _write_config(folder: Path, content: object) -> Path:
     path = folder / "config.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
@@ -133,24 +133,32 @@ def _written(folder: Path, content: object) -> Path:
 
 @pytest.mark.parametrize(("content", "count"), RELEASED, ids=lambda value: str(value)[:40])
 def test_released_configurations_give_released_counts(tmp_path: Path, content: dict[str, Any], count: int) -> None:
-    assert parameter_count(read_hf_config(_written(tmp_path, content))) == count
+    assert parameter_count(read_hf_config(_write_config(tmp_path, content))) == count
 
 
-def test_llama_and_gpt2_have_their_families_parts(tmp_path: Path) -> None:
-    llama = read_hf_config(_written(tmp_path, LLAMA3_8B))
-    assert (sizes(llama).mlp, llama.norm, llama.positions) == (MlpType.SWIGLU, Norm.RMSNORM, PositionEncoding.ROTARY)
+def test_llama_and_gpt2_have_their_families_components(tmp_path: Path) -> None:
+    llama = read_hf_config(_write_config(tmp_path, LLAMA3_8B))
+    assert (model_dimensions(llama).mlp, llama.norm, llama.positions) == (
+        MlpType.SWIGLU,
+        Norm.RMSNORM,
+        PositionEncoding.ROTARY,
+    )
     assert not llama.dropout
-    gpt2 = read_hf_config(_written(tmp_path, GPT2))
-    assert (sizes(gpt2).mlp, gpt2.norm, gpt2.positions) == (MlpType.GELU, Norm.LAYERNORM, PositionEncoding.LEARNED)
+    gpt2 = read_hf_config(_write_config(tmp_path, GPT2))
+    assert (model_dimensions(gpt2).mlp, gpt2.norm, gpt2.positions) == (
+        MlpType.GELU,
+        Norm.LAYERNORM,
+        PositionEncoding.LEARNED,
+    )
     assert gpt2.dropout  # 0.1 is GPT2Config's default
     off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
-    assert not read_hf_config(_written(tmp_path, {**GPT2, **off})).dropout
+    assert not read_hf_config(_write_config(tmp_path, {**GPT2, **off})).dropout
 
 
-def test_a_folder_stands_for_its_config_and_names_the_model(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_its_config_and_names_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "my-llama"
     folder.mkdir()
-    _written(folder, LLAMA3_8B)
+    _write_config(folder, LLAMA3_8B)
     model = read_hf_config(folder)
     assert model.name == "my-llama"
     assert parameter_count(model) == parameter_count(load_preset("llama3-8b"))
@@ -160,14 +168,14 @@ def test_a_folder_stands_for_its_config_and_names_the_model(tmp_path: Path) -> N
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     content = {name: value for name, value in LLAMA3_8B.items() if name != key}
     with pytest.raises(InputError, match=rf"config\.json: has no {key}"):
-        read_hf_config(_written(tmp_path, content))
+        read_hf_config(_write_config(tmp_path, content))
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, 4096.0, "4096", True, [], {}])
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim"])
-def test_a_value_that_is_no_size_is_named(tmp_path: Path, key: str, value: object) -> None:
+def test_an_invalid_size_is_named(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"config\.json: {key} is .*, not a whole number above 0"):
-        read_hf_config(_written(tmp_path, {**LLAMA3_8B, key: value}))
+        read_hf_config(_write_config(tmp_path, {**LLAMA3_8B, key: value}))
 
 
 @pytest.mark.parametrize(
@@ -212,57 +220,61 @@ def test_a_value_that_is_no_size_is_named(tmp_path: Path, key: str, value: objec
         ({**GPT2, "resid_pdrop": 1.5}, "resid_pdrop is 1.5, not a number from 0 to below 1"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, content: object, sentence: str) -> None:
+def test_unsupported_configurations_are_rejected_in_one_sentence(
+    tmp_path: Path, content: object, sentence: str
+) -> None:
     with pytest.raises(InputError, match=rf"config\.json: .*{sentence}") as refused:
-        read_hf_config(_written(tmp_path, content))
+        read_hf_config(_write_config(tmp_path, content))
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere\.json: cannot be read"):
         read_hf_config(tmp_path / "nowhere.json")
 
 
-def test_biases_of_attention_and_mlp_together_are_read(tmp_path: Path) -> None:
-    both = read_hf_config(_written(tmp_path, {**LLAMA3_8B, "attention_bias": True, "mlp_bias": True}))
+def test_attention_and_mlp_biases_are_both_read(tmp_path: Path) -> None:
+    biased = read_hf_config(_write_config(tmp_path, {**LLAMA3_8B, "attention_bias": True, "mlp_bias": True}))
     # per layer: q 4096, k and v 1024 each, o 4096, gate and up 14336 each, down 4096
-    added = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
-    assert parameter_count(both) == 8_030_261_248 + added
+    bias_count = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+    assert parameter_count(biased) == 8_030_261_248 + bias_count
 
 
 def _windows(tmp_path: Path, content: dict[str, Any]) -> list[int | None]:
-    model = read_hf_config(_written(tmp_path, content))
+    model = read_hf_config(_write_config(tmp_path, content))
     return [spec.attention.window for spec in layer_specs(model.stack) if spec.attention is not None]
 
 
 SMALL = (64, 128, 12, 4, 2, 256)
 
 
-def test_windows_are_where_transformers_has_them(tmp_path: Path) -> None:
+def test_sliding_windows_are_in_the_layers_of_transformers(tmp_path: Path) -> None:
     """The configuration classes' `layer_types`: sliding where the sentence says, counted from layer 0."""
-    local, both = 512, {"sliding_window": 512}
-    assert _windows(tmp_path, _llama_kind("mistral", SMALL, **both)) == [local] * 12
-    assert _windows(tmp_path, _llama_kind("mistral", SMALL)) == [4096] * 12  # MistralConfig's default
-    assert _windows(tmp_path, _llama_kind("mistral", SMALL, sliding_window=None)) == [None] * 12
-    assert _windows(tmp_path, _llama_kind("gemma2", SMALL, **both)) == [local, None] * 6  # (i + 1) % 2
-    assert _windows(tmp_path, _llama_kind("gemma3_text", SMALL, **both)) == [*[local] * 5, None] * 2  # (i + 1) % 6
-    switched = _llama_kind("qwen2", SMALL, use_sliding_window=True, max_window_layers=8, **both)
-    assert _windows(tmp_path, switched) == [None] * 8 + [local] * 4  # i >= max_window_layers
+    window, window_key = 512, {"sliding_window": 512}
+    assert _windows(tmp_path, _llama_like("mistral", SMALL, **window_key)) == [window] * 12
+    assert _windows(tmp_path, _llama_like("mistral", SMALL)) == [4096] * 12  # MistralConfig's default
+    assert _windows(tmp_path, _llama_like("mistral", SMALL, sliding_window=None)) == [None] * 12
+    assert _windows(tmp_path, _llama_like("gemma2", SMALL, **window_key)) == [window, None] * 6  # (i + 1) % 2
+    assert (
+        _windows(tmp_path, _llama_like("gemma3_text", SMALL, **window_key)) == [*[window] * 5, None] * 2
+    )  # (i + 1) % 6
+    switched = _llama_like("qwen2", SMALL, use_sliding_window=True, max_window_layers=8, **window_key)
+    assert _windows(tmp_path, switched) == [None] * 8 + [window] * 4  # i >= max_window_layers
     assert _windows(tmp_path, {**switched, "use_sliding_window": False}) == [None] * 12
-    said = ["full_attention", "sliding_attention", "full_attention"] * 4
-    assert _windows(tmp_path, {**switched, "layer_types": said}) == [None, local, None] * 4
-    assert _windows(tmp_path, _llama_kind("llama", SMALL, **both)) == [None] * 12  # LlamaConfig has no such key
+    layer_types = ["full_attention", "sliding_attention", "full_attention"] * 4
+    assert _windows(tmp_path, {**switched, "layer_types": layer_types}) == [None, window, None] * 4
+    assert _windows(tmp_path, _llama_like("llama", SMALL, **window_key)) == [None] * 12  # LlamaConfig has no such key
 
 
 def test_families_have_their_blocks_norms_and_positions(tmp_path: Path) -> None:
     def read(content: dict[str, Any]) -> TransformerModel:
-        return read_hf_config(_written(tmp_path, content))
+        return read_hf_config(_write_config(tmp_path, content))
 
     def first(model: TransformerModel) -> FullAttention:
         assert model.distinct_attentions
         return model.distinct_attentions[0]
 
-    gemma2, olmo2 = read(_llama_kind("gemma2", SMALL)), read(_llama_kind("olmo2", SMALL))
+    gemma2, olmo2 = read(_llama_like("gemma2", SMALL)), read(_llama_like("olmo2", SMALL))
     assert (gemma2.distinct_specs[0].block, first(gemma2).softcap, gemma2.logit_softcap) == (
         BlockForm.SANDWICH,
         True,
@@ -271,12 +283,12 @@ def test_families_have_their_blocks_norms_and_positions(tmp_path: Path) -> None:
     assert (olmo2.distinct_specs[0].block, first(olmo2).qk_norm) == (BlockForm.POST_NORM, QkNorm.ALL_HEADS)
     gemma3 = read(GEMMA3_4B)
     assert (first(gemma3).qk_norm, first(gemma3).softcap, gemma3.logit_softcap) == (QkNorm.PER_HEAD, False, False)
-    glm4 = read(_llama_kind("glm4", SMALL, attention_bias=True))
+    glm4 = read(_llama_like("glm4", SMALL, attention_bias=True))
     assert (glm4.distinct_specs[0].block, first(glm4).rotary, first(glm4).qkv_bias, glm4.linear_bias) == (
         *(BlockForm.SANDWICH, 0.5, True),
         False,
     )
-    smollm3 = read(_llama_kind("smollm3", SMALL))
+    smollm3 = read(_llama_like("smollm3", SMALL))
     assert [distinct_attention.rotary for distinct_attention in smollm3.distinct_attentions] == [1.0, 0.0]
     assert [run.count for run in smollm3.stack] == [3, 1] * 3
     assert read(FALCON_7B).distinct_specs[0].block is BlockForm.PARALLEL

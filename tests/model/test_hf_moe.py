@@ -101,15 +101,15 @@ def _read(folder: Path, content: dict[str, Any], name: str = "config") -> Transf
     return read_hf_config(path)
 
 
-def _kinds(model: TransformerModel) -> str:
+def _layer_kinds(model: TransformerModel) -> str:
     return "".join("d" if isinstance(spec.mlp, DenseMlp) else "m" for spec in layer_specs(model.stack))
 
 
 @pytest.mark.parametrize(("name", "content"), RELEASED.items())
-def test_a_released_file_is_the_preset(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
-    read = _read(tmp_path, content, name)
-    assert replace(read, mtp_layers=0) == load_preset(name), "a preset's further layers are told apart"
-    assert PRESETS[name].mtp_layers == read.mtp_layers == content.get("num_nextn_predict_layers", 0)
+def test_a_released_config_equals_the_preset(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
+    model = _read(tmp_path, content, name)
+    assert replace(model, mtp_layers=0) == load_preset(name), "a preset's further layers are told apart"
+    assert PRESETS[name].mtp_layers == model.mtp_layers == content.get("num_nextn_predict_layers", 0)
 
 
 @pytest.mark.parametrize(
@@ -126,30 +126,28 @@ def test_a_released_file_is_the_preset(tmp_path: Path, name: str, content: dict[
         ),
     ],
 )
-def test_experts_are_in_the_layers_that_transformers_gives_them(
-    tmp_path: Path, content: dict[str, Any], expected: str
-) -> None:
-    assert _kinds(_read(tmp_path, content)) == expected
+def test_moe_layers_are_those_of_transformers(tmp_path: Path, content: dict[str, Any], expected: str) -> None:
+    assert _layer_kinds(_read(tmp_path, content)) == expected
 
 
 def test_routers_and_shared_experts_are_read(tmp_path: Path) -> None:
-    (routed,) = _read(tmp_path, {**V3, "n_shared_experts": 3}).distinct_moes
-    assert routed.shared == 3 * 2048
-    assert (routed.router.scores, routed.router.groups, routed.router.limit) == (ScoreFunction.SIGMOID, 8, 4)
-    (every,) = _read(
+    (moe,) = _read(tmp_path, {**V3, "n_shared_experts": 3}).distinct_moes
+    assert moe.shared == 3 * 2048
+    assert (moe.router.scores, moe.router.groups, moe.router.limit) == (ScoreFunction.SIGMOID, 8, 4)
+    (unlimited,) = _read(
         tmp_path, {**V3, "topk_group": 8, "scoring_func": "softmax", "n_shared_experts": None}
     ).distinct_moes
-    assert (every.shared, every.router.scores, every.router.limit) == (0, ScoreFunction.SOFTMAX, None)
+    assert (unlimited.shared, unlimited.router.scores, unlimited.router.limit) == (0, ScoreFunction.SOFTMAX, None)
 
 
-def test_latent_attention_is_read(tmp_path: Path) -> None:
+def test_mla_is_read(tmp_path: Path) -> None:
     assert _read(tmp_path, V3).distinct_attentions == (LatentAttention(128, 1536, 512, 128, 64, 128),)
     assert _read(tmp_path, {**V3, "q_lora_rank": None}).distinct_attentions == (
         LatentAttention(128, None, 512, 128, 64, 128),
     )
 
 
-def test_windows_and_chunks_are_where_transformers_has_them(tmp_path: Path) -> None:
+def test_windows_and_chunks_are_in_the_layers_of_transformers(tmp_path: Path) -> None:
     def windows(content: dict[str, Any]) -> list[int | None]:
         model = _read(tmp_path, content)
         return [spec.attention.window for spec in layer_specs(model.stack) if spec.attention is not None]
@@ -159,7 +157,7 @@ def test_windows_and_chunks_are_where_transformers_has_them(tmp_path: Path) -> N
     assert windows(RELEASED["llama4-maverick"]) == [8192, 8192, 8192, None] * 12  # no_rope_layers is 0: all keys
 
 
-def test_the_weights_of_a_small_mixture_by_hand(tmp_path: Path) -> None:
+def test_the_parameters_of_a_small_moe_model_by_hand(tmp_path: Path) -> None:
     """Two layers of 8, 4 experts of 3, with biases: q, k, v, o; router; gate, up and down; norms; two tables of 16."""
     content = {
         **RELEASED["gpt-oss-20b"],
@@ -198,7 +196,9 @@ NEMOTRON3 = {
         ({"model_type": "dbrx", "d_model": 64, "n_heads": 4}, "attn_config is None, not a mapping"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
+def test_unsupported_configurations_are_rejected_in_one_sentence(
+    tmp_path: Path, content: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(InputError, match=rf"config\.json: .*{sentence}") as refused:
         _read(tmp_path, content)
     assert "\n" not in str(refused.value)

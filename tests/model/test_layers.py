@@ -23,56 +23,63 @@ from clustersim.model.transformer import (
     layer_parameter_count,
     resize_model,
 )
-from tests.uniform_models import layer, sizes
+from tests.uniform_models import model_dimensions, uniform_layer
 
 STANDARD = Training(sequence=2048, global_batch=4, microbatch=4, attention=AttentionBackend.STANDARD)
 FLASH = replace(STANDARD, attention=AttentionBackend.FLASH)
 KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
 
 
-def _kind(model: TransformerModel) -> tuple[object, ...]:
+def _model_kind(model: TransformerModel) -> tuple[object, ...]:
     """What decides which operators and tensors a model has; its sizes do not."""
-    kinds = frozenset(map(_kind_of_layer, model.distinct_specs))
+    kinds = frozenset(map(_layer_kind, model.distinct_specs))
     choices = model.norm, model.positions, model.linear_bias, model.tied_embeddings, model.dropout
     return (kinds, *choices, model.embedding_norm, model.logit_softcap)
 
 
-def _kind_of_layer(spec: LayerSpec) -> tuple[object, ...]:
+def _layer_kind(spec: LayerSpec) -> tuple[object, ...]:
     attention, mlp = spec.attention, spec.mlp
     assert attention is not None
     assert mlp is not None
-    return (mlp.form, spec.block, *_kind_of_attention(attention), *_kind_of_mixture(mlp))
+    return (mlp.form, spec.block, *_attention_kind(attention), *_moe_kind(mlp))
 
 
-def _kind_of_attention(attention: FullAttention | LatentAttention) -> tuple[object, ...]:
+def _attention_kind(attention: FullAttention | LatentAttention) -> tuple[object, ...]:
     match attention:
         case LatentAttention(query_rank=rank):
             return LatentAttention, rank is None
-        case FullAttention() as full:
-            grouped, windowed = full.kv_heads < full.heads, full.window is not None
-            return grouped, windowed, full.qkv_bias, full.qk_norm, full.rotary, full.softcap
+        case FullAttention() as attention_spec:
+            grouped, windowed = attention_spec.kv_heads < attention_spec.heads, attention_spec.window is not None
+            return (
+                grouped,
+                windowed,
+                attention_spec.qkv_bias,
+                attention_spec.qk_norm,
+                attention_spec.rotary,
+                attention_spec.softcap,
+            )
 
 
-def _kind_of_mixture(mlp: MlpSpec) -> tuple[object, ...]:
+def _moe_kind(mlp: MlpSpec) -> tuple[object, ...]:
     match mlp:
-        case MoeMlp() as routed:
-            return routed.shared > 0, routed.shared_gate, routed.bias, routed.router.scores
+        case MoeMlp() as moe:
+            return moe.shared > 0, moe.shared_gate, moe.bias, moe.router.scores
     return ()
 
 
-ONE_OF_EACH_KIND = list({_kind(load_preset(name)): name for name in PRESETS}.values())
+PRESETS_BY_KIND = list({_model_kind(load_preset(name)): name for name in PRESETS}.values())
 
 
 def _kernels(operator: Operator) -> tuple[Kernel, ...]:
     return operator.forward + operator.input_gradient + operator.weight_gradient
 
 
-def _flops(of: LayerOperators) -> float:
-    return sum(kernel.flops for operator in of.operators for kernel in _kernels(operator))
+def _flops(sharded_layer: LayerOperators) -> float:
+    return sum(kernel.flops for operator in sharded_layer.operators for kernel in _kernels(operator))
 
 
-def _shard(training: Training, **split: int | bool) -> LayerShard:
-    return LayerShard(training.microbatch, training.sequence, training.sequence, **split)  # type: ignore[arg-type]
+def _shard(training: Training, **sharding: int | bool) -> LayerShard:
+    return LayerShard(training.microbatch, training.sequence, training.sequence, **sharding)  # type: ignore[arg-type]
 
 
 class TestKorthikanti:
@@ -81,30 +88,32 @@ class TestKorthikanti:
     @pytest.mark.parametrize("name", KORTHIKANTI)
     def test_no_parallelism(self, name: str) -> None:
         model = load_preset(name)
-        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
-        assert layer(model, STANDARD, _shard(STANDARD)).saved_bytes == pytest.approx(s * b * h * (34 + 5 * a * s / h))
+        s, b, h, a = 2048, 4, model.hidden, model_dimensions(model).heads
+        assert uniform_layer(model, STANDARD, _shard(STANDARD)).saved_bytes == pytest.approx(
+            s * b * h * (34 + 5 * a * s / h)
+        )
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [2, 8])
     def test_tensor_parallelism(self, name: str, t: int) -> None:
         model = load_preset(name)
-        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
-        kept = layer(model, STANDARD, _shard(STANDARD, tp=t)).saved_bytes
+        s, b, h, a = 2048, 4, model.hidden, model_dimensions(model).heads
+        kept = uniform_layer(model, STANDARD, _shard(STANDARD, tp=t)).saved_bytes
         assert kept == pytest.approx(s * b * h * (10 + 24 / t + 5 * a * s / (h * t)))
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [2, 8])
     def test_tensor_and_sequence_parallelism(self, name: str, t: int) -> None:
         model = load_preset(name)
-        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
-        kept = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).saved_bytes
+        s, b, h, a = 2048, 4, model.hidden, model_dimensions(model).heads
+        kept = uniform_layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).saved_bytes
         assert kept == pytest.approx(s * b * h / t * (34 + 5 * a * s / h))
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [1, 8])
     def test_selective_recomputation_drops_the_core(self, name: str, t: int) -> None:
         model = load_preset(name)
-        operators = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).operators
+        operators = uniform_layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).operators
         kept = sum(
             operator.saved_bytes
             for operator in operators
@@ -117,7 +126,7 @@ class TestKorthikanti:
         """2sbh (Table 2), split by sequence under sequence parallelism."""
         model = load_preset("megatron-22b")
         shard = _shard(STANDARD, tp=t, sequence_parallel=True)
-        assert layer(model, STANDARD, shard).input_bytes == 2 * 2048 * 4 * model.hidden / t
+        assert uniform_layer(model, STANDARD, shard).input_bytes == 2 * 2048 * 4 * model.hidden / t
 
     def test_embedding_and_head(self) -> None:
         """Section 4.3: sbh/t of dropout mask; 2sbh/t norm, 2sbh/t logits' input, 4sbv/t logits."""
@@ -131,9 +140,9 @@ class TestKorthikanti:
 
 def test_flash_attention_keeps_a_logarithm_instead_of_scores() -> None:
     model = load_preset("megatron-22b")
-    standard, flash = (layer(model, training, _shard(training)).saved_bytes for training in (STANDARD, FLASH))
-    scores = 2048 * 4 * sizes(model).heads * 2048
-    assert standard - flash == 5 * scores - 4 * 2048 * 4 * sizes(model).heads
+    standard, flash = (uniform_layer(model, training, _shard(training)).saved_bytes for training in (STANDARD, FLASH))
+    scores = 2048 * 4 * model_dimensions(model).heads * 2048
+    assert standard - flash == 5 * scores - 4 * 2048 * 4 * model_dimensions(model).heads
 
 
 def test_llama_keeps_each_tensor_once() -> None:
@@ -146,10 +155,10 @@ def test_llama_keeps_each_tensor_once() -> None:
     h, kv, ffn, heads = 4096, 8 * 128, 14336, 32
     per_token = 2 * (6 * h + 2 * kv + 3 * ffn) + 4 * heads
     shard = LayerShard(batch=1, sequence=8192, keys=8192)
-    assert layer(model, FLASH, shard).saved_bytes == 8192 * per_token
+    assert uniform_layer(model, FLASH, shard).saved_bytes == 8192 * per_token
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("name", PRESETS_BY_KIND)
 def test_operators_hold_the_models_parameters(name: str) -> None:
     model, shard = load_preset(name), _shard(FLASH)
     for spec in model.distinct_specs:
@@ -163,12 +172,12 @@ def test_operators_hold_the_models_parameters(name: str) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_itself_holds_no_parameters(attention: AttentionBackend, fused: bool) -> None:
     model, training = load_preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
-    assert layer(model, training, _shard(training)).parameter_count == layer_parameter_count(
+    assert uniform_layer(model, training, _shard(training)).parameter_count == layer_parameter_count(
         model, *model.distinct_specs
     )
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("name", PRESETS_BY_KIND)
 @pytest.mark.parametrize("sequence", [1024, 8192])
 def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: int) -> None:
     """The convention counts the full score matrix, which standard attention computes."""
@@ -177,13 +186,15 @@ def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: in
         model = resize_model(model, window=None)
     training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=AttentionBackend.STANDARD)
     shard = _shard(training)
-    of_layers = (run.count * _flops(layers.transformer_layer(model, run.spec, training, shard)) for run in model.stack)
-    executed = sum(of_layers) + _flops(head_layer(model, training, shard))
+    layer_flops = (
+        run.count * _flops(layers.transformer_layer(model, run.spec, training, shard)) for run in model.stack
+    )
+    executed = sum(layer_flops) + _flops(head_layer(model, training, shard))
     microbatches = 3
     assert microbatches * executed == pytest.approx(model_flops(model, training), rel=1e-12)
 
 
-def _counted(kernel: Kernel) -> float:
+def _counted_fraction(kernel: Kernel) -> float:
     """The share of a kernel's FLOP that the convention counts."""
     match kernel.kind, kernel.shape:
         case ((KernelKind.MATMUL | KernelKind.STREAMED_MATMULS | KernelKind.ATTENTION_FORWARD), _):
@@ -194,7 +205,7 @@ def _counted(kernel: Kernel) -> float:
     return 0.0
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("name", PRESETS_BY_KIND)
 @pytest.mark.parametrize("sequence", [1024, 8192])
 def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: int) -> None:
     """But for the scores that its backward computes again: five products, of which by convention four count.
@@ -204,11 +215,11 @@ def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: i
     model = load_preset(name)
     training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=AttentionBackend.FLASH)
     shard = _shard(training)
-    made = ((run.count, layers.transformer_layer(model, run.spec, training, shard)) for run in model.stack)
+    counted_layers = ((run.count, layers.transformer_layer(model, run.spec, training, shard)) for run in model.stack)
     executed = sum(
-        count * _counted(kernel) * kernel.flops
-        for count, of in (*made, (1, head_layer(model, training, shard)))
-        for operator in of.operators
+        count * _counted_fraction(kernel) * kernel.flops
+        for count, sharded_layer in (*counted_layers, (1, head_layer(model, training, shard)))
+        for operator in sharded_layer.operators
         for kernel in _kernels(operator)
     )
     assert 3 * executed == pytest.approx(model_flops(model, training, AttentionFlopConvention.CAUSAL), rel=1e-12)
@@ -227,60 +238,64 @@ def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() ->
     model = load_preset("gpt3-175b")
     core = next(
         operator
-        for operator in layer(model, FLASH, _shard(FLASH)).operators
+        for operator in uniform_layer(model, FLASH, _shard(FLASH)).operators
         if operator.is_in_modules({RecomputeModule.CORE_ATTENTION})
     )
     forward, backward = core.forward[0], core.input_gradient[0]
     visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not after it, four sequences
-    assert forward.flops == 4 * visible * sizes(model).heads * sizes(model).head_dim
+    assert forward.flops == 4 * visible * model_dimensions(model).heads * model_dimensions(model).head_dim
     assert backward.flops == 2.5 * forward.flops
 
 
 @given(pieces=st.integers(1, 16), piece=st.integers(1, 64), tp=st.sampled_from([1, 2, 4]))
-def test_context_parallel_ranks_do_the_whole_together(pieces: int, piece: int, tp: int) -> None:
+def test_context_parallel_ranks_have_the_unsharded_flops(pieces: int, piece: int, tp: int) -> None:
     """2 x cp pieces in zigzag: every rank sees the same number of keys, so cp ranks do what one would."""
     model = load_preset("llama3-8b")
     cp, keys = pieces, 2 * pieces * piece
     training = Training(sequence=keys, global_batch=1)
-    whole = layer(model, training, LayerShard(1, keys, keys, tp))
-    part = layer(model, training, LayerShard(1, keys // cp, keys, tp))
-    assert cp * _flops(part) == pytest.approx(_flops(whole), rel=1e-12)
+    unsharded = uniform_layer(model, training, LayerShard(1, keys, keys, tp))
+    rank_shard = uniform_layer(model, training, LayerShard(1, keys // cp, keys, tp))
+    assert cp * _flops(rank_shard) == pytest.approx(_flops(unsharded), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["megatron-22b", "llama3-70b", "nemotron4-340b"])
 @pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("tp", [2, 8])
-def test_tensor_parallel_ranks_do_the_whole_together(name: str, attention: AttentionBackend, tp: int) -> None:
+def test_tensor_parallel_ranks_have_the_unsharded_flops(name: str, attention: AttentionBackend, tp: int) -> None:
     model, training = load_preset(name), replace(FLASH, attention=attention)
-    for part in (layer, head_layer):
-        whole, split = part(model, training, _shard(training)), part(model, training, _shard(training, tp=tp))
-        assert tp * _flops(split) == pytest.approx(_flops(whole), rel=1e-12)
+    for build in (uniform_layer, head_layer):
+        unsharded, split = build(model, training, _shard(training)), build(model, training, _shard(training, tp=tp))
+        assert tp * _flops(split) == pytest.approx(_flops(unsharded), rel=1e-12)
 
 
 def test_sequence_parallelism_splits_only_what_tensor_parallelism_replicates() -> None:
     model = load_preset("megatron-22b")
-    plain = layer(model, FLASH, _shard(FLASH, tp=8)).operators
-    split = layer(model, FLASH, _shard(FLASH, tp=8, sequence_parallel=True)).operators
+    plain = uniform_layer(model, FLASH, _shard(FLASH, tp=8)).operators
+    split = uniform_layer(model, FLASH, _shard(FLASH, tp=8, sequence_parallel=True)).operators
     for before, after in zip(plain, split, strict=True):
         assert before.parameter_count == after.parameter_count
         scale = 8 if before.region is ParallelRegion.REPLICATED else 1
-        moved = [kernel.bytes for kernel in before.forward + before.input_gradient]
-        assert moved == [scale * kernel.bytes for kernel in after.forward + after.input_gradient]
+        moved_bytes = [kernel.bytes for kernel in before.forward + before.input_gradient]
+        assert moved_bytes == [scale * kernel.bytes for kernel in after.forward + after.input_gradient]
 
 
 def test_more_ranks_than_key_value_heads_replicate_a_head() -> None:
     model = load_preset("llama3-8b")  # 32 heads, 8 key/value heads
-    qkv = next(part for part in layer(model, FLASH, _shard(FLASH, tp=16)).operators if part.name == "attention.qkv")
+    qkv = next(
+        operator
+        for operator in uniform_layer(model, FLASH, _shard(FLASH, tp=16)).operators
+        if operator.name == "attention.qkv"
+    )
     assert qkv.parameter_count == 4096 * (2 + 2 * 1) * 128
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "qwen2.5-7b"])
 @pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("fused", [True, False])
-def test_kernels_are_cache_keys_with_work_to_do(name: str, attention: AttentionBackend, fused: bool) -> None:
+def test_kernels_are_hashable_and_move_bytes(name: str, attention: AttentionBackend, fused: bool) -> None:
     model, training = load_preset(name), replace(FLASH, attention=attention, fused=fused)
-    for part in (embedding_layer, layer, head_layer):
-        first, second = part(model, training, _shard(training)), part(model, training, _shard(training))
+    for build in (embedding_layer, uniform_layer, head_layer):
+        first, second = build(model, training, _shard(training)), build(model, training, _shard(training))
         assert {first: 1}[second] == 1
         for operator in first.operators:
             assert all(kernel.bytes > 0 and kernel.launches >= 1 for kernel in _kernels(operator))
@@ -290,44 +305,54 @@ def test_kernels_are_cache_keys_with_work_to_do(name: str, attention: AttentionB
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_unfused_kernels_move_and_keep_more_and_compute_the_same(name: str) -> None:
     model, shard = load_preset(name), _shard(STANDARD)
-    fused, unfused = (layer(model, replace(STANDARD, fused=fused), shard) for fused in (True, False))
+    fused, unfused = (uniform_layer(model, replace(STANDARD, fused=fused), shard) for fused in (True, False))
     assert _flops(fused) == _flops(unfused)
     assert fused.saved_bytes <= unfused.saved_bytes
-    for one, many in zip(fused.operators, unfused.operators, strict=True):
-        assert sum(kernel.bytes for kernel in _kernels(one)) <= sum(kernel.bytes for kernel in _kernels(many))
+    for fused_operator, unfused_operator in zip(fused.operators, unfused.operators, strict=True):
+        assert sum(kernel.bytes for kernel in _kernels(fused_operator)) <= sum(
+            kernel.bytes for kernel in _kernels(unfused_operator)
+        )
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear_layers_are_three_products_of_one_size(bias: bool) -> None:
+def test_linear_layers_are_three_matmuls_of_one_size(bias: bool) -> None:
     model = resize_model(load_preset("gpt-tiny"), linear_bias=bias, qkv_bias=bias)
-    for operator in layer(model, FLASH, _shard(FLASH)).operators:
+    for operator in uniform_layer(model, FLASH, _shard(FLASH)).operators:
         if not operator.weight_gradient:
             continue
-        products = [kernel for kernel in _kernels(operator) if kernel.kind is KernelKind.MATMUL]
-        shapes = [kernel.shape for kernel in products if isinstance(kernel.shape, MatmulShape)]
+        matmuls = [kernel for kernel in _kernels(operator) if kernel.kind is KernelKind.MATMUL]
+        shapes = [kernel.shape for kernel in matmuls if isinstance(kernel.shape, MatmulShape)]
         assert len(shapes) == 3
         assert all(sorted((s.m, s.n, s.k)) == sorted((shapes[0].m, shapes[0].n, shapes[0].k)) for s in shapes)
         assert all(
-            kernel.flops == 2 * shape.m * shape.n * shape.k for kernel, shape in zip(products, shapes, strict=True)
+            kernel.flops == 2 * shape.m * shape.n * shape.k for kernel, shape in zip(matmuls, shapes, strict=True)
         )
         assert len(operator.weight_gradient) == (2 if bias else 1)
 
 
-def test_weight_gradients_are_accumulated_in_their_own_format() -> None:
+def test_weight_gradients_are_accumulated_in_the_gradient_dtype() -> None:
     """A [8192, 384] and dY [8192, 1536] are read in BF16, the FP32 gradient is read and written."""
-    up = next(part for part in layer(load_preset("gpt-tiny"), FLASH, _shard(FLASH)).operators if part.name == "mlp.up")
+    up = next(
+        operator
+        for operator in uniform_layer(load_preset("gpt-tiny"), FLASH, _shard(FLASH)).operators
+        if operator.name == "mlp.up"
+    )
     assert up.weight_gradient[0].bytes == 2 * 8192 * (384 + 1536) + 2 * 4 * 384 * 1536
 
 
-def test_fp8_narrows_operands_of_linear_layers_only() -> None:
+def test_fp8_applies_to_operands_of_linear_layers_only() -> None:
     model = load_preset("llama3-8b")
-    eight = replace(FLASH, recipe=replace(mixed_precision(), matmul_formats=MatmulFormats.uniform(DType.FP8)))
-    pairs = zip(layer(model, FLASH, _shard(FLASH)).operators, layer(model, eight, _shard(eight)).operators, strict=True)
-    for wide, narrow in pairs:
-        linear = bool(wide.weight_gradient)
-        assert narrow.forward[0].dtype is (DType.FP8 if linear else DType.BF16)
-        assert (narrow.forward[0].bytes < wide.forward[0].bytes) is linear
-    assert head_layer(model, eight, _shard(eight)) == head_layer(model, FLASH, _shard(FLASH))
+    fp8 = replace(FLASH, recipe=replace(mixed_precision(), matmul_formats=MatmulFormats.uniform(DType.FP8)))
+    pairs = zip(
+        uniform_layer(model, FLASH, _shard(FLASH)).operators,
+        uniform_layer(model, fp8, _shard(fp8)).operators,
+        strict=True,
+    )
+    for bf16_operator, fp8_operator in pairs:
+        linear = bool(bf16_operator.weight_gradient)
+        assert fp8_operator.forward[0].dtype is (DType.FP8 if linear else DType.BF16)
+        assert (fp8_operator.forward[0].bytes < bf16_operator.forward[0].bytes) is linear
+    assert head_layer(model, fp8, _shard(fp8)) == head_layer(model, FLASH, _shard(FLASH))
 
 
 def test_a_vocabulary_that_tp_does_not_divide_is_rounded_up() -> None:

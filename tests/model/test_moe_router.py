@@ -14,113 +14,125 @@ from clustersim.model.presets import load_preset
 from clustersim.model.sharded_layer import RankContext
 from clustersim.model.training import Training
 
-T, H, E, K, EP, BF16, FP32 = 64, 256, 16, 4, 4, 2, 4
-ROUTED = MoeMlp(E, K, 128, MlpType.SWIGLU)
+T, H, E, K, EP, BF16_BYTES, FP32_BYTES = 64, 256, 16, 4, 4, 2, 4
+MOE_MLP = MoeMlp(E, K, 128, MlpType.SWIGLU)
 
 
-def made(routed: MoeMlp = ROUTED, *, there: bool = False, **overheads: bool) -> dict[str, Operator]:
+def operators_by_name(
+    moe: MoeMlp = MOE_MLP, *, permute_after_dispatch: bool = False, **overheads: bool
+) -> dict[str, Operator]:
     """The operators of a mixture on one rank of EP."""
     training = Training(T, 1, overheads=Overheads(**overheads))
     rank = RankContext(
-        replace(load_preset("llama3-8b"), hidden=H), training, LayerShard(1, T, T, ep=EP, permute_after_dispatch=there)
+        replace(load_preset("llama3-8b"), hidden=H),
+        training,
+        LayerShard(1, T, T, ep=EP, permute_after_dispatch=permute_after_dispatch),
     )
-    return {moe_operator.name: moe_operator for moe_operator in moe_operators(rank, routed)}
+    return {moe_operator.name: moe_operator for moe_operator in moe_operators(rank, moe)}
 
 
-def bytes_of(kernels: tuple[Kernel, ...]) -> float:
+def moved_bytes(kernels: tuple[Kernel, ...]) -> float:
     return sum(kernel.bytes for kernel in kernels)
 
 
 def test_a_fused_permutation_reads_tokens_once_and_keeps_its_map() -> None:
     """Forward makes the map (written and read) and the copies; backward reads K rows of each token and writes one."""
-    entries = FP32 * T * (2 * E + 1)
-    permuted, summed = made()["mlp.permute"], made()["mlp.unpermute"]
-    assert bytes_of(permuted.forward) == 2 * entries + BF16 * T * H * (1 + K)
-    assert bytes_of(permuted.input_gradient) == BF16 * T * H * (1 + K)
-    assert (permuted.saved_bytes, summed.saved_bytes) == (entries, 0.0)
-    assert bytes_of(summed.forward) == bytes_of(summed.input_gradient) == BF16 * T * H * (1 + K)
+    map_bytes = FP32_BYTES * T * (2 * E + 1)
+    permuted, unpermuted = operators_by_name()["mlp.permute"], operators_by_name()["mlp.unpermute"]
+    assert moved_bytes(permuted.forward) == 2 * map_bytes + BF16_BYTES * T * H * (1 + K)
+    assert moved_bytes(permuted.input_gradient) == BF16_BYTES * T * H * (1 + K)
+    assert (permuted.saved_bytes, unpermuted.saved_bytes) == (map_bytes, 0.0)
+    assert moved_bytes(unpermuted.forward) == moved_bytes(unpermuted.input_gradient) == BF16_BYTES * T * H * (1 + K)
 
 
 def test_an_unfused_permutation_reads_each_copy_and_sums_into_zeros() -> None:
     """Rows that are added are read, and their sum is read and written; the sum's zeros are written first."""
-    operators = made(permute_unfused=True)
-    permuted, summed = operators["mlp.permute"], operators["mlp.unpermute"]
-    assert bytes_of(permuted.input_gradient) == bytes_of(summed.forward) == BF16 * T * H * (1 + 3 * K)
-    assert bytes_of(summed.input_gradient) == BF16 * T * H * 2 * K
+    operators = operators_by_name(permute_unfused=True)
+    permuted, unpermuted = operators["mlp.permute"], operators["mlp.unpermute"]
+    assert moved_bytes(permuted.input_gradient) == moved_bytes(unpermuted.forward) == BF16_BYTES * T * H * (1 + 3 * K)
+    assert moved_bytes(unpermuted.input_gradient) == BF16_BYTES * T * H * 2 * K
     assert permuted.saved_bytes == 8 * T * K
-    assert permuted.forward[0].launches > made()["mlp.permute"].forward[0].launches
+    assert permuted.forward[0].launches > operators_by_name()["mlp.permute"].forward[0].launches
 
 
-def test_a_fused_choice_passes_logits_once_and_keeps_scores_and_the_map() -> None:
-    choice = made()["mlp.top_k"]
-    assert bytes_of(choice.forward) == T * E * (3 * FP32 + 1)
-    assert choice.saved_bytes == T * E * (FP32 + 1)
+def test_a_fused_top_k_reads_logits_once_and_keeps_scores_and_map() -> None:
+    top_k = operators_by_name()["mlp.top_k"]
+    assert moved_bytes(top_k.forward) == T * E * (3 * FP32_BYTES + 1)
+    assert top_k.saved_bytes == T * E * (FP32_BYTES + 1)
 
 
-def test_operations_of_a_choice_grow_with_what_the_router_does() -> None:
+def test_unfused_top_k_launches_by_router_features() -> None:
     routers = [
         Router(),
         Router(ScoreFunction.SIGMOID),
         Router(ScoreFunction.SIGMOID, bias=True),
         Router(ScoreFunction.SIGMOID, 4, 2, True),
     ]
-    found = [made(replace(ROUTED, router=router), router_unfused=True)["mlp.top_k"].forward[0] for router in routers]
-    assert [kernel.launches for kernel in found] == [7, 9, 10, 15]
-    assert [item.bytes for item in found] == [2 * FP32 * T * E * passes for passes in (5, 7, 8, 13)]
+    top_k_kernels = [
+        operators_by_name(replace(MOE_MLP, router=router), router_unfused=True)["mlp.top_k"].forward[0]
+        for router in routers
+    ]
+    assert [top_k_kernel.launches for top_k_kernel in top_k_kernels] == [7, 9, 10, 15]
+    assert [kernel.bytes for kernel in top_k_kernels] == [2 * FP32_BYTES * T * E * passes for passes in (5, 7, 8, 13)]
 
 
-def test_the_loss_of_the_load_passes_scores_once_more() -> None:
+def test_load_balancing_loss_bytes() -> None:
     """Fused: logits are read, scores and the map written, both read for sums; 7 passes of the gradients of scores.
 
     That is each one's own (1), that of the logits (2 read, 1 written), and its sum with the other (2 read, 1 written).
     """
-    assert "mlp.balance" not in made()
-    balance = made(router_loss=True)["mlp.balance"]
-    assert bytes_of(balance.forward) == T * E * (3 * FP32 + 2)
-    assert bytes_of(balance.input_gradient) == T * E * 7 * FP32
-    assert (balance.saved_bytes, balance.tp_collectives.after_forward) == (T * E * FP32, ())
-    assert balance.forward[0].name != made()["mlp.top_k"].forward[0].name
+    assert "mlp.balance" not in operators_by_name()
+    balance = operators_by_name(router_loss=True)["mlp.balance"]
+    assert moved_bytes(balance.forward) == T * E * (3 * FP32_BYTES + 2)
+    assert moved_bytes(balance.input_gradient) == T * E * 7 * FP32_BYTES
+    assert (balance.saved_bytes, balance.tp_collectives.after_forward) == (T * E * FP32_BYTES, ())
+    assert balance.forward[0].name != operators_by_name()["mlp.top_k"].forward[0].name
 
 
-def test_without_fusion_the_loss_is_made_by_an_operation_for_each_pass() -> None:
+def test_unfused_load_balancing_loss_launches() -> None:
     softmax, sigmoid = (
-        made(replace(ROUTED, router=Router(item)), router_loss=True, router_unfused=True)["mlp.balance"]
-        for item in (ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID)
+        operators_by_name(replace(MOE_MLP, router=Router(scores)), router_loss=True, router_unfused=True)["mlp.balance"]
+        for scores in (ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID)
     )
-    for found, ahead, back in ((softmax, 7, 3), (sigmoid, 9, 5)):
-        (forward,), (backward,) = found.forward, found.input_gradient
-        assert (forward.bytes, backward.bytes) == (2 * FP32 * T * E * ahead, 2 * FP32 * T * E * back)
-        assert (forward.launches, backward.launches) == (ahead + 2 + 3 + 2, back + 2)
+    for operator, forward_passes, backward_passes in ((softmax, 7, 3), (sigmoid, 9, 5)):
+        (forward,), (backward,) = operator.forward, operator.input_gradient
+        assert (forward.bytes, backward.bytes) == (
+            2 * FP32_BYTES * T * E * forward_passes,
+            2 * FP32_BYTES * T * E * backward_passes,
+        )
+        assert (forward.launches, backward.launches) == (forward_passes + 2 + 3 + 2, backward_passes + 2)
 
 
-def test_tensor_parallel_ranks_sum_the_load_of_experts() -> None:
+def test_tensor_parallel_ranks_all_reduce_expert_loads() -> None:
     training = Training(T, 1, overheads=Overheads(router_loss=True))
     rank = RankContext(
         replace(load_preset("llama3-8b"), hidden=H), training, LayerShard(1, T, T, tp=2, sequence_parallel=True)
     )
-    (balance,) = (moe_operator for moe_operator in moe_operators(rank, ROUTED) if moe_operator.name == "mlp.balance")
+    (balance,) = (moe_operator for moe_operator in moe_operators(rank, MOE_MLP) if moe_operator.name == "mlp.balance")
     (joint,) = balance.tp_collectives.after_forward
     assert (joint.combine, joint.full_bytes) == (TpCombine.SUM, 8 * E)
 
 
-def test_a_router_in_fp32_multiplies_copies() -> None:
-    plain, copied = made()["mlp.router"], made(router_fp32=True)["mlp.router"]
-    assert bytes_of(copied.forward[:1]) == T * H * (BF16 + FP32)
-    assert copied.forward[1].dtype.bytes == FP32
+def test_a_router_in_fp32_upcasts_its_input() -> None:
+    plain, copied = operators_by_name()["mlp.router"], operators_by_name(router_fp32=True)["mlp.router"]
+    assert moved_bytes(copied.forward[:1]) == T * H * (BF16_BYTES + FP32_BYTES)
+    assert copied.forward[1].dtype.bytes == FP32_BYTES
     assert copied.saved_bytes == plain.saved_bytes
 
 
-def test_tokens_that_travel_once_are_copied_where_their_experts_are() -> None:
+def test_deduplicated_dispatch_permutes_on_the_receiving_rank() -> None:
     """Of T tokens of each of EP ranks those come that have one of E / EP experts among K of E chosen evenly."""
-    operators = made(there=True)
+    operators = operators_by_name(permute_after_dispatch=True)
     assert "mlp.permute" not in operators and "mlp.unpermute" not in operators
-    come = round(T * EP * (1 - comb(E - E // EP, K) / comb(E, K)))
-    entries = FP32 * come * (2 * E // EP + 1)
-    assert bytes_of(operators["experts.sort"].forward) == 2 * entries + BF16 * H * (come + T * K)
-    assert bytes_of(operators["experts.unsort"].forward) == BF16 * H * (come + T * K)
+    received_tokens = round(T * EP * (1 - comb(E - E // EP, K) / comb(E, K)))
+    map_bytes = FP32_BYTES * received_tokens * (2 * E // EP + 1)
+    assert moved_bytes(operators["experts.sort"].forward) == 2 * map_bytes + BF16_BYTES * H * (received_tokens + T * K)
+    assert moved_bytes(operators["experts.unsort"].forward) == BF16_BYTES * H * (received_tokens + T * K)
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_the_probability_of_each_row_is_kept_for_the_activation(there: bool) -> None:
-    gated = 2 * 128 * BF16
-    assert made(there=there)["experts.activation"].saved_bytes == T * K * (gated + FP32)
+def test_token_probabilities_are_kept_for_the_activation(there: bool) -> None:
+    gated = 2 * 128 * BF16_BYTES
+    assert operators_by_name(permute_after_dispatch=there)["experts.activation"].saved_bytes == T * K * (
+        gated + FP32_BYTES
+    )

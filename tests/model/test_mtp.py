@@ -29,33 +29,33 @@ from clustersim.model.transformer import (
 )
 
 H, FFN, V, TOKENS = 64, 128, 256, 32
-PLAIN = uniform_model(
+BASE_MODEL = uniform_model(
     name="small", layers=3, hidden=H, ffn=FFN, heads=4, kv_heads=4, head_dim=16, vocab=V, max_positions=TOKENS,
     mlp=MlpType.SWIGLU, norm=Norm.RMSNORM, positions=PositionEncoding.ROTARY, tied_embeddings=False, linear_bias=False,
 )  # fmt: skip
-LAYER = 4 * H * H + 3 * FFN * H
+LAYER_PARAMETERS = 4 * H * H + 3 * FFN * H
 TRAINING = Training(sequence=TOKENS, global_batch=1)
 
 
-def further(model: TransformerModel = PLAIN, many: int = 1) -> TransformerModel:
-    return replace(model, mtp_layers=many)
+def with_mtp(model: TransformerModel = BASE_MODEL, mtp_layers: int = 1) -> TransformerModel:
+    return replace(model, mtp_layers=mtp_layers)
 
 
-def on_rank(model: TransformerModel, tp: int = 1) -> tuple[LayerOperators, LayerOperators]:
+def plain_and_mtp_layer(model: TransformerModel, tp: int = 1) -> tuple[LayerOperators, LayerOperators]:
     """A layer of the stack's last kind, and the same as one that predicts a further token."""
     shard = LayerShard(1, TOKENS, TOKENS, tp=tp, sequence_parallel=tp > 1)
-    *_, last = model.stack
+    *_, last_run = model.stack
     (run,) = model.mtp_stack
-    return layers.transformer_layer(model, last.spec, TRAINING, shard), layers.transformer_layer(
+    return layers.transformer_layer(model, last_run.spec, TRAINING, shard), layers.transformer_layer(
         model, run.spec, TRAINING, shard
     )
 
 
-def heads(model: TransformerModel) -> LayerOperators:
+def head_layer(model: TransformerModel) -> LayerOperators:
     return layers.head_layer(model, TRAINING, LayerShard(1, TOKENS, TOKENS))
 
 
-def products(layer: LayerOperators) -> float:
+def matmul_flops(layer: LayerOperators) -> float:
     """FLOP of a layer's matrix products, forward and backward."""
     kernels: list[Kernel] = []
     for operator in layer.operators:
@@ -65,74 +65,78 @@ def products(layer: LayerOperators) -> float:
 
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_parameters_by_hand(many: int) -> None:
-    each = LAYER + 2 * H + 2 * H * H + 3 * H
-    assert mtp_parameter_count(further(many=many)) == many * each
-    assert parameter_count(further(many=many)) - parameter_count(PLAIN) == many * each
-    assert mtp_parameter_count(PLAIN) == 0
+    mtp_layer_parameters = LAYER_PARAMETERS + 2 * H + 2 * H * H + 3 * H
+    assert mtp_parameter_count(with_mtp(mtp_layers=many)) == many * mtp_layer_parameters
+    assert parameter_count(with_mtp(mtp_layers=many)) - parameter_count(BASE_MODEL) == many * mtp_layer_parameters
+    assert mtp_parameter_count(BASE_MODEL) == 0
 
 
-def test_the_layer_is_of_the_stacks_last_kind_and_a_token_meets_what_it_meets_there() -> None:
+def test_an_mtp_layer_has_the_last_layers_kind_and_active_parameters() -> None:
     """A dense layer, then two with 8 experts of which a token meets 2: router 8 h, experts 2 x 128 h (GELU)."""
-    routed = MoeMlp(8, 2, FFN, MlpType.GELU)
-    (run,) = PLAIN.stack
-    model = further(replace(PLAIN, stack=(LayerGroup(run.spec, 1), LayerGroup(replace(run.spec, mlp=routed), 2))))
-    assert model.mtp_stack[0].spec.mlp == routed
-    met = 4 * H * H + 8 * H + 2 * 2 * FFN * H + 2 * H + 2 * H * H + 3 * H
-    assert mtp_parameter_count(model) == met + 6 * 2 * FFN * H
-    assert active_parameter_count(model) - active_parameter_count(replace(model, mtp_layers=0)) == met
+    moe = MoeMlp(8, 2, FFN, MlpType.GELU)
+    (run,) = BASE_MODEL.stack
+    model = with_mtp(replace(BASE_MODEL, stack=(LayerGroup(run.spec, 1), LayerGroup(replace(run.spec, mlp=moe), 2))))
+    assert model.mtp_stack[0].spec.mlp == moe
+    active = 4 * H * H + 8 * H + 2 * 2 * FFN * H + 2 * H + 2 * H * H + 3 * H
+    assert mtp_parameter_count(model) == active + 6 * 2 * FFN * H
+    assert active_parameter_count(model) - active_parameter_count(replace(model, mtp_layers=0)) == active
 
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_flop_by_hand(many: int) -> None:
     """Six for each weight of the layer, the projection and the logits; 12 s h of attention."""
-    each = 6 * (LAYER + 2 * H * H + V * H) + 12 * TOKENS * H
-    assert token_flops(further(many=many), TOKENS) - token_flops(PLAIN, TOKENS) == many * each
-    assert matrix_parameter_count(further(many=many)) - matrix_parameter_count(PLAIN) == many * (
-        LAYER + 2 * H * H + V * H
+    mtp_layer_flops = 6 * (LAYER_PARAMETERS + 2 * H * H + V * H) + 12 * TOKENS * H
+    assert token_flops(with_mtp(mtp_layers=many), TOKENS) - token_flops(BASE_MODEL, TOKENS) == many * mtp_layer_flops
+    assert matrix_parameter_count(with_mtp(mtp_layers=many)) - matrix_parameter_count(BASE_MODEL) == many * (
+        LAYER_PARAMETERS + 2 * H * H + V * H
     )
 
 
-def test_products_are_those_of_the_convention() -> None:
+def test_matmul_flops_follow_the_convention() -> None:
     """Of a layer, 6 FLOP for each weight and token; of the head as many for each logits matrix."""
-    plain, ahead = on_rank(further())
-    assert products(ahead) - products(plain) == 6 * TOKENS * 2 * H * H
-    assert products(heads(further(many=2))) == 3 * products(heads(PLAIN)) == 3 * 6 * TOKENS * V * H
+    plain, mtp = plain_and_mtp_layer(with_mtp())
+    assert matmul_flops(mtp) - matmul_flops(plain) == 6 * TOKENS * 2 * H * H
+    assert (
+        matmul_flops(head_layer(with_mtp(mtp_layers=2)))
+        == 3 * matmul_flops(head_layer(BASE_MODEL))
+        == 3 * 6 * TOKENS * V * H
+    )
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_what_is_kept_by_hand(tp: int) -> None:
+def test_kept_bytes_by_hand(tp: int) -> None:
     """Inputs of three norms and of the projection, of twice the width: five activations of 2 bytes, cut by sequence."""
-    plain, ahead = on_rank(further(), tp)
+    plain, mtp = plain_and_mtp_layer(with_mtp(), tp)
     activation = 2 * TOKENS * H / tp
-    assert ahead.saved_bytes - plain.saved_bytes == 5 * activation
-    assert (plain.input_bytes, ahead.input_bytes) == (activation, 2 * activation)
-    assert ahead.parameter_count - plain.parameter_count == 2 * H * H // tp + 3 * H
+    assert mtp.saved_bytes - plain.saved_bytes == 5 * activation
+    assert (plain.input_bytes, mtp.input_bytes) == (activation, 2 * activation)
+    assert mtp.parameter_count - plain.parameter_count == 2 * H * H // tp + 3 * H
 
 
-def test_logits_of_every_layer_are_kept_and_their_weight_is_one() -> None:
+def test_every_mtp_layer_keeps_logits_of_one_shared_weight() -> None:
     """Each adds its logits in FP32 (the loss's softmax) and the input of the product, of 2 bytes."""
-    one, three = heads(PLAIN), heads(further(many=2))
-    loss = one.operators[-1].saved_bytes
+    base, with_two_mtp = head_layer(BASE_MODEL), head_layer(with_mtp(mtp_layers=2))
+    loss = base.operators[-1].saved_bytes
     assert loss >= 4 * TOKENS * V
-    assert three.saved_bytes - one.saved_bytes == 2 * (loss + 2 * TOKENS * H)
-    assert three.parameter_count == one.parameter_count == V * H + H
+    assert with_two_mtp.saved_bytes - base.saved_bytes == 2 * (loss + 2 * TOKENS * H)
+    assert with_two_mtp.parameter_count == base.parameter_count == V * H + H
 
 
-def test_none_is_the_model_as_it_was() -> None:
-    assert heads(further(many=0)) == heads(PLAIN)
-    assert further(many=0) == PLAIN == resize_model(further(), mtp_layers=0)
-    assert (PLAIN.mtp_stack, PLAIN.full_stack) == ((), PLAIN.stack)
+def test_zero_mtp_layers_change_nothing() -> None:
+    assert head_layer(with_mtp(mtp_layers=0)) == head_layer(BASE_MODEL)
+    assert with_mtp(mtp_layers=0) == BASE_MODEL == resize_model(with_mtp(), mtp_layers=0)
+    assert (BASE_MODEL.mtp_stack, BASE_MODEL.full_stack) == ((), BASE_MODEL.stack)
 
 
-def test_what_changes_layers_changes_those_that_predict_further_tokens() -> None:
-    model = resize_model(further(), layers=2, ffn=96, heads=2)
+def test_resizing_layers_resizes_mtp_layers() -> None:
+    model = resize_model(with_mtp(), layers=2, ffn=96, heads=2)
     (run,) = model.mtp_stack
     assert run.spec.mlp == DenseMlp(96, MlpType.SWIGLU)
     assert run.spec.attention is not None and run.spec.attention.heads == 2
     assert model.layer_count == 2
 
 
-def test_released_weights_have_as_many() -> None:
+def test_deepseek_v3_mtp_parameters_are_the_released_ones() -> None:
     """DeepSeek-V3's files have 680,571,043,840 elements in FP8 and 3,918,786,560 in BF16 (huggingface.co, safetensors).
 
     Beside 61 layers, embedding and logits matrix those are of one layer that predicts a further token, whose embedding
@@ -148,18 +152,18 @@ def test_released_weights_have_as_many() -> None:
         13,
     ]
     assert f"{(mtp_parameter_count(model) - projection) / 1e9:.1f}" == "11.5"
-    met = active_parameter_count(model) - active_parameter_count(preset.model)
-    assert f"{(met + tables - projection) / 1e9:.1f}" == "2.4"
+    active = active_parameter_count(model) - active_parameter_count(preset.model)
+    assert f"{(active + tables - projection) / 1e9:.1f}" == "2.4"
 
 
-def test_the_layer_of_glm_has_tables_of_its_own() -> None:
+def test_glm_mtp_layer_has_separate_embedding_and_logits() -> None:
     """zai-org/GLM-4.5: 358,337,791,296 elements, of which corrections of scores (160 a layer, 90 layers) are none."""
     preset = PRESETS["glm-4.5"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
     assert parameter_count(model) + 2 * model.vocab * model.hidden == 358_337_791_296 - 90 * 160
 
 
-def test_published_flop_count_them() -> None:
+def test_published_flops_include_mtp_layers() -> None:
     """Megatron Bridge's card of DeepSeek-V3 with one such layer (examples/model_verification_cards/deepseek-v3).
 
     1,024 GPUs, 16,384 sequences of 4,096 tokens, 61.7561 s at 276.03 TFLOP/s each, attention by the causal mask.
@@ -170,6 +174,6 @@ def test_published_flop_count_them() -> None:
     assert token_flops(PRESETS["deepseek-v3"].model, 4096, convention=AttentionFlopConvention.CAUSAL) < 0.97 * printed
 
 
-def test_layers_count_once() -> None:
-    (run,) = further().mtp_stack
-    assert layer_parameter_count(further(), run.spec) == mtp_parameter_count(further())
+def test_mtp_parameters_are_one_layers_parameters() -> None:
+    (run,) = with_mtp().mtp_stack
+    assert layer_parameter_count(with_mtp(), run.spec) == mtp_parameter_count(with_mtp())

@@ -10,32 +10,34 @@ from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.training import Optimizer, Training
 
 MIXED = Training(sequence=1, global_batch=1)
-FULL = replace(MIXED, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32))
+FP32_TRAINING = replace(
+    MIXED, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
+)
 
 
-def _per_parameter(training: Training) -> float:
+def _bytes_per_parameter(training: Training) -> float:
     return sum(kernel.bytes for kernel in optimizer_step_kernels(training, 1e6)) / 1e6
 
 
 def test_fused_adam_passes_each_state_once() -> None:
     """Gradient 4, master 4 + 4, two moments 2 x (4 + 4), BF16 weights 2."""
-    assert _per_parameter(MIXED) == 30
+    assert _bytes_per_parameter(MIXED) == 30
 
 
 def test_without_master_weights_the_weights_are_updated_in_place() -> None:
     """Gradient 4, weights 4 + 4, two moments 16."""
-    assert _per_parameter(FULL) == 28
+    assert _bytes_per_parameter(FP32_TRAINING) == 28
 
 
 def test_sgd_has_one_moment() -> None:
-    assert _per_parameter(replace(MIXED, optimizer=Optimizer.SGD)) == 30 - 8
+    assert _bytes_per_parameter(replace(MIXED, optimizer=Optimizer.SGD)) == 30 - 8
 
 
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_unfused_steps_move_more_in_more_launches(optimizer: Optimizer) -> None:
     fused = replace(MIXED, optimizer=optimizer)
     unfused = replace(fused, fused=False)
-    assert _per_parameter(unfused) > _per_parameter(fused)
+    assert _bytes_per_parameter(unfused) > _bytes_per_parameter(fused)
     assert optimizer_step_kernels(unfused, 10)[0].launches > optimizer_step_kernels(fused, 10)[0].launches == 1
 
 

@@ -19,11 +19,11 @@ BF16 = Training(64, 8, 2)
 FP16 = replace(BF16, recipe=mixed_precision(DType.FP16, gradients=DType.FP16))
 
 
-def _with(training: Training, **changes: object) -> Training:
+def _with_overheads(training: Training, **changes: object) -> Training:
     return replace(training, overheads=replace(NO_OVERHEADS, **changes))  # type: ignore[arg-type]
 
 
-def _bytes(kernels: tuple[Kernel, ...]) -> float:
+def _moved_bytes(kernels: tuple[Kernel, ...]) -> float:
     return sum(kernel.bytes for kernel in kernels)
 
 
@@ -36,60 +36,62 @@ def _bytes(kernels: tuple[Kernel, ...]) -> float:
         (Accumulation.COPIED, 2 + 4),
     ],
 )
-def test_a_gradient_joins_the_others(how: Accumulation, per_parameter: int) -> None:
+def test_gradient_accumulation_bytes(how: Accumulation, per_parameter: int) -> None:
     kernels = memory_bound.accumulate_kernels(
         "w", (1000, 1000), gradient_dtype=DType.BF16, accumulator_dtype=DType.FP32, accumulation=how
     )
-    assert _bytes(kernels) == per_parameter * P
+    assert _moved_bytes(kernels) == per_parameter * P
 
 
-def test_nothing_is_converted_that_has_the_format_of_the_sum() -> None:
-    same = {"made": DType.FP16, "accumulated": DType.FP16}
-    converted = memory_bound.accumulate_kernels("w", (8, 8), accumulation=Accumulation.CONVERTED, **same)
-    assert converted == memory_bound.accumulate_kernels("w", (8, 8), accumulation=Accumulation.ADDED, **same)
+def test_no_conversion_where_the_dtypes_agree() -> None:
+    dtypes = {"made": DType.FP16, "accumulated": DType.FP16}
+    converted = memory_bound.accumulate_kernels("w", (8, 8), accumulation=Accumulation.CONVERTED, **dtypes)
+    assert converted == memory_bound.accumulate_kernels("w", (8, 8), accumulation=Accumulation.ADDED, **dtypes)
 
 
 @pytest.mark.parametrize("how", Accumulation)
-def test_products_add_in_their_epilogue_only_where_they_are_fused(how: Accumulation) -> None:
+def test_only_fused_accumulation_is_in_the_matmul_epilogue(how: Accumulation) -> None:
     (spec,) = SMALL.distinct_specs
-    made = transformer_layer(SMALL, spec, _with(BF16, accumulation=how), LayerShard(2, 64, 64))
-    shapes = [kernel.shape for operator in made.operators for kernel in operator.weight_gradient]
-    added = [shape.accumulated is not None for shape in shapes if isinstance(shape, MatmulShape)]
-    assert added == [how is Accumulation.FUSED] * 4  # qkv, out, up, down
+    first_layer = transformer_layer(SMALL, spec, _with_overheads(BF16, accumulation=how), LayerShard(2, 64, 64))
+    shapes = [kernel.shape for operator in first_layer.operators for kernel in operator.weight_gradient]
+    accumulates = [shape.accumulated is not None for shape in shapes if isinstance(shape, MatmulShape)]
+    assert accumulates == [how is Accumulation.FUSED] * 4  # qkv, out, up, down
 
 
-def test_an_embedding_s_gradient_is_made_by_no_product_and_added_anyway() -> None:
+def test_an_embedding_gradient_is_accumulated_separately() -> None:
     fused, added = (
-        embedding_layer(SMALL, _with(BF16, accumulation=how), LayerShard(2, 64, 64))
+        embedding_layer(SMALL, _with_overheads(BF16, accumulation=how), LayerShard(2, 64, 64))
         for how in (Accumulation.FUSED, Accumulation.ADDED)
     )
     assert fused == added
 
 
 def test_gradients_are_zeroed_checked_and_averaged_by_a_pass_each() -> None:
-    every = _with(BF16, zeroing=True, checking=True, averaging=True)
-    assert _bytes(gradient_kernels.zero_gradient_kernels(every, P)) == 4 * P
-    assert [kernel.bytes for kernel in gradient_kernels.pre_reduction_kernels(every, P)] == [4 * P, 8 * P]
+    all_passes = _with_overheads(BF16, zeroing=True, checking=True, averaging=True)
+    assert _moved_bytes(gradient_kernels.zero_gradient_kernels(all_passes, P)) == 4 * P
+    assert [kernel.bytes for kernel in gradient_kernels.pre_reduction_kernels(all_passes, P)] == [4 * P, 8 * P]
     assert gradient_kernels.zero_gradient_kernels(BF16, P) == gradient_kernels.pre_reduction_kernels(BF16, P) == ()
 
 
-def test_only_narrow_gradients_are_widened_and_the_optimizer_then_reads_the_copy() -> None:
-    narrow = _with(FP16, widening=True)
-    assert _bytes(gradient_kernels.upcast_kernels(narrow, P)) == (2 + 4) * P
-    assert gradient_kernels.with_upcast_gradients(narrow).recipe.weight_formats.gradients is DType.FP32
-    wide = _with(BF16, widening=True)
-    assert gradient_kernels.upcast_kernels(wide, P) == ()
-    assert gradient_kernels.with_upcast_gradients(wide) is wide
+def test_only_low_precision_gradients_are_copied_to_fp32() -> None:
+    fp16 = _with_overheads(FP16, widening=True)
+    assert _moved_bytes(gradient_kernels.upcast_kernels(fp16, P)) == (2 + 4) * P
+    assert gradient_kernels.with_upcast_gradients(fp16).recipe.weight_formats.gradients is DType.FP32
+    bf16 = _with_overheads(BF16, widening=True)
+    assert gradient_kernels.upcast_kernels(bf16, P) == ()
+    assert gradient_kernels.with_upcast_gradients(bf16) is bf16
 
 
 def test_only_fp16_scales_its_loss() -> None:
-    assert _bytes(gradient_kernels.unscale_kernels(_with(FP16, unscaling=True), P)) == (2 + 2) * P
-    assert gradient_kernels.unscale_kernels(_with(BF16, unscaling=True), P) == ()
+    assert _moved_bytes(gradient_kernels.unscale_kernels(_with_overheads(FP16, unscaling=True), P)) == (2 + 2) * P
+    assert gradient_kernels.unscale_kernels(_with_overheads(BF16, unscaling=True), P) == ()
 
 
-def test_a_batch_is_its_tokens_and_one_more_of_each_sequence_or_four_tensors() -> None:
-    assert batch_transfer.broadcast_sizes(_with(BF16, batches=BatchTransfer.PACKED)) == (5 * 8, 2 * 65 * 8)
-    assert sum(batch_transfer.broadcast_sizes(_with(BF16, batches=BatchTransfer.SEPARATE))) == 2 * 64 * (8 + 8 + 8 + 4)
+def test_batch_bytes_packed_and_separate() -> None:
+    assert batch_transfer.broadcast_sizes(_with_overheads(BF16, batches=BatchTransfer.PACKED)) == (5 * 8, 2 * 65 * 8)
+    assert sum(batch_transfer.broadcast_sizes(_with_overheads(BF16, batches=BatchTransfer.SEPARATE))) == 2 * 64 * (
+        8 + 8 + 8 + 4
+    )
     assert batch_transfer.broadcast_sizes(BF16) == batch_transfer.batch_kernels(BF16) == ()
 
 
@@ -97,23 +99,26 @@ SHAPE = AttentionShape(2, 64, 64, 4, 4, 16, causal=True)
 ELEMENTS = 2 * 64 * 4 * 16  # of queries, of keys, of values
 
 
-def _core(overheads: Overheads, shape: AttentionShape = SHAPE) -> AttentionCore:
+def _attention_core(overheads: Overheads, shape: AttentionShape = SHAPE) -> AttentionCore:
     return AttentionCore(shape, DType.BF16, dropout=False, fused=True, overheads=overheads)
 
 
 def test_standard_attention_reorders_its_result_and_scales_and_joins_gradients() -> None:
     forward, backward = (
-        sum(_bytes(getattr(with_, name)) - _bytes(getattr(without, name)) for with_, without in _pairs())
+        sum(
+            _moved_bytes(getattr(with_, name)) - _moved_bytes(getattr(without, name))
+            for with_, without in _operators_with_and_without_copies()
+        )
         for name in ("forward", "input_gradient")
     )
     assert forward == ELEMENTS * 2 * 2
     assert backward == (2 + 3) * ELEMENTS * 2 * 2  # queries and keys scaled; those and values joined
 
 
-def _pairs():  # type: ignore[no-untyped-def]
+def _operators_with_and_without_copies():  # type: ignore[no-untyped-def]
     return zip(
-        _core(replace(NO_OVERHEADS, attention_copies=True)).standard_operators(),
-        _core(NO_OVERHEADS).standard_operators(),
+        _attention_core(replace(NO_OVERHEADS, attention_copies=True)).standard_operators(),
+        _attention_core(NO_OVERHEADS).standard_operators(),
         strict=True,
     )
 
@@ -121,11 +126,11 @@ def _pairs():  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("keys", "heads", "fused"), [(64, 4, True), (65, 4, False), (64, 2, True), (64, 1, False), (64, 3, False)]
 )
-def test_the_fused_softmax_takes_so_many_keys_and_heads_in_fours(keys: int, heads: int, fused: bool) -> None:
+def test_the_fused_softmax_limits_on_keys_and_heads(keys: int, heads: int, fused: bool) -> None:
     shape = AttentionShape(2, keys, keys, heads, heads, 16, causal=True)
     softmax = next(
         standard_operator
-        for standard_operator in _core(replace(NO_OVERHEADS, softmax_keys=64), shape).standard_operators()
+        for standard_operator in _attention_core(replace(NO_OVERHEADS, softmax_keys=64), shape).standard_operators()
         if "softmax" in standard_operator.name
     )
     (forward,) = softmax.forward
@@ -136,13 +141,19 @@ def test_the_fused_softmax_takes_so_many_keys_and_heads_in_fours(keys: int, head
 
 
 @pytest.mark.parametrize(("switch", "passes"), [("bias_adds", 2), ("norm_twice", 2 * 2)])
-def test_biases_and_norms_pass_activations_again(switch: str, passes: int) -> None:
+def test_bias_adds_and_double_norms_pass_over_activations_again(switch: str, passes: int) -> None:
     """Of queries, keys and values forward; of the inputs of two norms backward."""
     (spec,) = SMALL.distinct_specs
     switched, plain = (
-        transformer_layer(SMALL, spec, training, LayerShard(2, 64, 64))
-        for training in (_with(BF16, **{switch: True}), BF16)
+        transformer_layer(SMALL, spec, training_config, LayerShard(2, 64, 64))
+        for training_config in (_with_overheads(BF16, **{switch: True}), BF16)
     )
     width = 3 * 64 if switch == "bias_adds" else 64
-    moved = [sum(_bytes(op.forward) + _bytes(op.input_gradient) for op in made.operators) for made in (switched, plain)]
-    assert moved[0] - moved[1] == passes * 2 * 64 * width * 2
+    moved_bytes = [
+        sum(
+            _moved_bytes(operator.forward) + _moved_bytes(operator.input_gradient)
+            for operator in sharded_layer.operators
+        )
+        for sharded_layer in (switched, plain)
+    ]
+    assert moved_bytes[0] - moved_bytes[1] == passes * 2 * 64 * width * 2

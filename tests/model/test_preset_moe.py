@@ -63,17 +63,17 @@ def _billions(count: int, printed: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "count"), RELEASED.items())
-def test_released_weights_have_as_many(name: str, count: int) -> None:
+def test_parameters_are_those_of_the_released_weights(name: str, count: int) -> None:
     assert parameter_count(load_preset(name)) == count
 
 
 @pytest.mark.parametrize(("name", "printed"), TOTAL.items())
-def test_others_round_to_what_is_printed(name: str, printed: str) -> None:
+def test_other_models_round_to_the_printed_count(name: str, printed: str) -> None:
     assert _billions(parameter_count(load_preset(name)), printed) == printed
 
 
 @pytest.mark.parametrize(("name", "printed", "tables"), [(name, *said) for name, said in ACTIVE.items()])
-def test_a_token_meets_as_many_as_is_printed(name: str, printed: str, tables: int) -> None:
+def test_active_parameters_round_to_the_printed_count(name: str, printed: str, tables: int) -> None:
     model = load_preset(name)
     assert _billions(active_parameter_count(model) - tables * model.vocab * model.hidden, printed) == printed
 
@@ -97,13 +97,13 @@ def test_rounded_counts_are_near(name: str, total: float, active: float, error: 
     assert active_parameter_count(model) == pytest.approx(active, rel=error)
 
 
-def test_every_mixture_is_tested() -> None:
-    every = {shipped.model.name for shipped in MOE_PRESETS}
-    assert every == RELEASED.keys() | TOTAL.keys() | {"grok-1"}
-    assert every == ACTIVE.keys() | {"kimi-k2", "grok-1", "qwen3-30b-a3b", "deepseek-v2-lite"}
+def test_all_moe_presets_are_tested() -> None:
+    names = {moe_preset.model.name for moe_preset in MOE_PRESETS}
+    assert names == RELEASED.keys() | TOTAL.keys() | {"grok-1"}
+    assert names == ACTIVE.keys() | {"kimi-k2", "grok-1", "qwen3-30b-a3b", "deepseek-v2-lite"}
 
 
-def test_embeddings_are_of_every_token() -> None:
+def test_only_inactive_experts_are_excluded_from_active_parameters() -> None:
     """Only experts that a token does not pass are left out."""
     model = load_preset("mixtral-8x7b")
     assert parameter_count(model) - active_parameter_count(model) == 32 * 6 * 3 * 4096 * 14336
@@ -120,7 +120,7 @@ def test_embeddings_are_of_every_token() -> None:
         ("llama4-scout", 48 * "m"),
     ],
 )
-def test_dense_layers_are_where_they_are_published(name: str, expected: str) -> None:
+def test_dense_layers_are_the_published_ones(name: str, expected: str) -> None:
     layers = layer_specs(load_preset(name).stack)
     assert "".join("d" if isinstance(spec.mlp, DenseMlp) else "m" for spec in layers) == expected
 
@@ -128,6 +128,6 @@ def test_dense_layers_are_where_they_are_published(name: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("name", "groups", "limit"), [("deepseek-v3", 8, 4), ("deepseek-v2", 8, 3), ("kimi-k2", 1, None)]
 )
-def test_routers_are_limited_where_they_are_published(name: str, groups: int, limit: int | None) -> None:
-    (routed,) = load_preset(name).distinct_moes
-    assert (routed.router.groups, routed.router.limit) == (groups, limit)
+def test_router_group_limits_are_the_published_ones(name: str, groups: int, limit: int | None) -> None:
+    (moe,) = load_preset(name).distinct_moes
+    assert (moe.router.groups, moe.router.limit) == (groups, limit)

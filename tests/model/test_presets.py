@@ -5,7 +5,7 @@ from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.transformer import parameter_count
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+def test_an_unknown_name_is_rejected_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"there is no model 'lama3-8b'; did you mean llama3-8b\?"):
         load_preset("lama3-8b")
 
@@ -21,5 +21,5 @@ def test_every_preset_has_a_source_and_its_own_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
-def test_tiny_models_suit_a_laptop(name: str) -> None:
+def test_tiny_models_have_10_to_100_million_parameters(name: str) -> None:
     assert 10e6 < parameter_count(load_preset(name)) < 100e6

@@ -57,7 +57,7 @@ def test_megatron_models_round_to_the_printed_size(name: str, billions: float) -
 
 
 @pytest.mark.parametrize(("name", "embedding", "rest"), [("nemotron4-15b", 3.2, 12.5), ("nemotron4-340b", 9.4, 331.6)])
-def test_nemotron_embeddings_and_rest_are_as_its_reports_print(name: str, embedding: float, rest: float) -> None:
+def test_nemotron_embedding_and_other_parameters_are_as_printed(name: str, embedding: float, rest: float) -> None:
     """arXiv:2402.16819 section 2 and arXiv:2406.11704 Table 1 count both tables as embeddings."""
     model = load_preset(name)
     tables = 2 * embedding_parameter_count(model)
@@ -75,10 +75,10 @@ def test_gpt_follows_narayanans_equation_2(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_parts_sum_to_the_whole(name: str) -> None:
+def test_components_sum_to_the_model(name: str) -> None:
     model = load_preset(name)
-    of_layers = sum(run.count * layer_parameter_count(model, run.spec) for run in model.stack)
-    assert parameter_count(model) == of_layers + embedding_parameter_count(model) + head_parameter_count(model)
+    layer_counts = sum(run.count * layer_parameter_count(model, run.spec) for run in model.stack)
+    assert parameter_count(model) == layer_counts + embedding_parameter_count(model) + head_parameter_count(model)
 
 
 def test_tied_embeddings_are_counted_once() -> None:

@@ -9,28 +9,28 @@ from clustersim.program.task import CommOp, CommOverlap, Operation
 GOLDEN = Path(__file__).parents[1] / "golden" / "programs"
 
 
-def golden(name: str) -> str:
+def golden_listing(name: str) -> str:
     """The listing that a file holds, without its comments."""
     lines = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.startswith("#"))
 
 
-def listing(operations: Iterable[Operation]) -> str:
-    return "\n".join(map(_line, operations))
+def format_operations(operations: Iterable[Operation]) -> str:
+    return "\n".join(map(_format_operation, operations))
 
 
-def _line(operation: Operation) -> str:
-    does = operation.body
-    marked = f"  ({operation.gradient_count} gradients)" if operation.gradient_count else ""
-    if isinstance(does, CommOp):
-        what = _exchange(does)
-    elif isinstance(does, CommOverlap):
-        chunks = "freely" if math.isinf(does.chunk_count) else f"in {does.chunk_count:g} chunks"
-        what = f"{does.kernel.name}  ||  {_exchange(does.comm_op)} {chunks}"
+def _format_operation(operation: Operation) -> str:
+    body = operation.body
+    gradient_note = f"  ({operation.gradient_count} gradients)" if operation.gradient_count else ""
+    if isinstance(body, CommOp):
+        label = _format_comm_op(body)
+    elif isinstance(body, CommOverlap):
+        chunks = "freely" if math.isinf(body.chunk_count) else f"in {body.chunk_count:g} chunks"
+        label = f"{body.kernel.name}  ||  {_format_comm_op(body.comm_op)} {chunks}"
     else:
-        what = does.name
-    return f"{operation.work_type.value}: {what}{marked}"
+        label = body.name
+    return f"{operation.work_type.value}: {label}{gradient_note}"
 
 
-def _exchange(exchange: CommOp) -> str:
-    return f"{exchange.collective.value} over {exchange.comm_group} of {exchange.payload:g} B"
+def _format_comm_op(comm_op: CommOp) -> str:
+    return f"{comm_op.collective.value} over {comm_op.comm_group} of {comm_op.payload:g} B"

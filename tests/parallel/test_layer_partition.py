@@ -17,7 +17,7 @@ SIZES = st.tuples(st.integers(1, 200), st.integers(1, 200))
 
 
 @given(SIZES)
-def test_no_layer_is_lost(sizes: tuple[int, int]) -> None:
+def test_partitions_sum_to_the_layer_count(sizes: tuple[int, int]) -> None:
     layers, count = sizes
     assert sum(partition_evenly(layers, count)) == layers
     assert len(partition_evenly(layers, count)) == count
@@ -30,13 +30,13 @@ def test_stages_differ_by_one_layer_at_most(sizes: tuple[int, int]) -> None:
 
 
 @given(SIZES)
-def test_the_lighter_stages_are_at_the_ends_and_the_last_comes_first(sizes: tuple[int, int]) -> None:
+def test_stages_with_fewer_layers_are_at_the_ends(sizes: tuple[int, int]) -> None:
     """The ends also hold embedding and logits; logits cost more, so the end has at least as many light stages."""
     counts = partition_evenly(*sizes)
-    most = max(counts)
-    light = [number for number, layers in enumerate(counts) if layers < most]
-    front = sum(number < len(counts) / 2 for number in light)
-    heavy = [number for number, layers in enumerate(counts) if layers == most]
+    max_layers = max(counts)
+    light = [index for index, layers in enumerate(counts) if layers < max_layers]
+    front = sum(index < len(counts) / 2 for index in light)
+    heavy = [index for index, layers in enumerate(counts) if layers == max_layers]
     assert heavy == list(range(heavy[0], heavy[-1] + 1))
     assert len(light) // 2 == front or len(counts) % 2
 
@@ -52,7 +52,7 @@ def test_the_lighter_stages_are_at_the_ends_and_the_last_comes_first(sizes: tupl
         (1, 1, (1,)),
     ],
 )
-def test_known_splits(layers: int, count: int, expected: tuple[int, ...]) -> None:
+def test_reference_partitions(layers: int, count: int, expected: tuple[int, ...]) -> None:
     assert partition_evenly(layers, count) == expected
 
 
@@ -61,12 +61,12 @@ def test_embedding_and_head_are_on_the_ends() -> None:
     assert (first.has_embedding, first.has_head) == (True, False)
     assert (last.has_embedding, last.has_head) == (False, True)
     assert not any(stage.has_embedding or stage.has_head for stage in middle)
-    (only,) = build_stages(load_preset("llama3-8b").stack, (3,))
-    assert only.has_embedding
-    assert only.has_head
+    (single,) = build_stages(load_preset("llama3-8b").stack, (3,))
+    assert single.has_embedding
+    assert single.has_head
 
 
-def test_virtual_stages_go_round_the_ranks() -> None:
+def test_virtual_stages_are_assigned_round_robin() -> None:
     """Rank r of p holds stages r, r + p, r + 2p, ... (torch.distributed.pipelining, Megatron's interleaving)."""
     plan = Plan(load_preset("llama3-8b"), Training(1024, 8), Layout(pp=4), partial(looped_placement, chunks_per_rank=2))
     assert [[stage.index for stage in plan.stages_on_rank(rank)] for rank in range(4)] == [
@@ -78,7 +78,7 @@ def test_virtual_stages_go_round_the_ranks() -> None:
     assert sum(stage.layer_count for rank in range(4) for stage in plan.stages_on_rank(rank)) == 32
 
 
-def test_a_plan_takes_the_layers_that_it_is_given() -> None:
-    given_layers = (9, 8, 8, 7)
-    plan = Plan(load_preset("llama3-8b"), Training(1024, 8), Layout(pp=4, layers_per_stage=given_layers))
-    assert tuple(stage.layer_count for stage in plan.stages) == given_layers
+def test_a_plan_uses_explicit_layers_per_stage() -> None:
+    layers_per_stage = (9, 8, 8, 7)
+    plan = Plan(load_preset("llama3-8b"), Training(1024, 8), Layout(pp=4, layers_per_stage=layers_per_stage))
+    assert tuple(stage.layer_count for stage in plan.stages) == layers_per_stage

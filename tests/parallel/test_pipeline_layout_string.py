@@ -29,7 +29,7 @@ from clustersim.program.placement import Placement, looped_placement
         ("Ett|t|*2ttL", (2, 1, 0, 2)),  # the string's own quirk: the bar is repeated, too
     ],
 )
-def test_known_strings(text: str, counts: tuple[int, ...]) -> None:
+def test_valid_layout_strings(text: str, counts: tuple[int, ...]) -> None:
     assert parse_pipeline_layout(text) == PipelineLayoutString(counts, (0,) * len(counts))
 
 
@@ -37,9 +37,9 @@ def test_known_strings(text: str, counts: tuple[int, ...]) -> None:
     ("text", "at", "many"),
     [("Et*3|(tt|)*29m|L", 30, 1), ("Et|(tt|)*30mL", 31, 1), ("EtmmL", 0, 2), ("Et|tm*3|L", 1, 3)],
 )
-def test_layers_that_predict_further_tokens_are_on_one_stage(text: str, at: int, many: int) -> None:
-    found = parse_pipeline_layout(text)
-    assert found.mtp_layer_counts == tuple(many * (stage == at) for stage in range(len(found.layer_counts)))
+def test_mtp_layers_are_on_one_stage(text: str, at: int, many: int) -> None:
+    layout = parse_pipeline_layout(text)
+    assert layout.mtp_layer_counts == tuple(many * (stage == at) for stage in range(len(layout.layer_counts)))
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,22 @@ def test_layers_that_predict_further_tokens_are_on_one_stage(text: str, at: int,
         ("", "the embedding, E, comes first"),
     ],
 )
-def test_bad_strings_are_refused(text: str, sentence: str) -> None:
+def test_invalid_layout_strings_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         parse_pipeline_layout(text)
 
 
 @given(st.integers(1, 20), st.integers(1, 8))
-def test_a_string_of_the_even_split_is_the_even_split(stages: int, each: int) -> None:
+def test_a_string_of_the_even_split_equals_it(stages: int, each: int) -> None:
     body = "|".join(["t" * each] * stages)
     assert parse_pipeline_layout(f"E{body}L").layer_counts == partition_evenly(stages * each, stages)
     assert parse_pipeline_layout(f"E(t*{each}|)*{stages}L").layer_counts[:-1] == partition_evenly(stages * each, stages)
 
 
 @given(st.integers(1, 16), st.integers(1, 4), st.booleans(), st.booleans())
-def test_counted_ends_take_a_layers_place(pp: int, chunks: int, embedding: bool, head: bool) -> None:
+def test_accounting_for_ends_replaces_layers_by_embedding_and_head(
+    pp: int, chunks: int, embedding: bool, head: bool
+) -> None:
     """Every stage has as many slots; embedding and logits fill one each."""
     placement, layers = looped_placement(pp, chunks), 3 * pp * chunks - embedding - head
     counts = partition_layers(AccountForEnds(embedding, head), layers, placement)
@@ -88,7 +90,7 @@ def test_counted_ends_take_a_layers_place(pp: int, chunks: int, embedding: bool,
 
 
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
-def test_ranks_at_the_ends_have_layers_of_their_own(pp: int, chunks: int, first: int, last: int) -> None:
+def test_first_and_last_rank_have_explicit_layer_counts(pp: int, chunks: int, first: int, last: int) -> None:
     """Shares of a rank's chunks are equal, and those of all other ranks."""
     layers = chunks * (first + last + 2 * (pp - 2))
     placement = looped_placement(pp, chunks)
@@ -97,7 +99,7 @@ def test_ranks_at_the_ends_have_layers_of_their_own(pp: int, chunks: int, first:
     assert shares == [[first] * chunks, *[[2] * chunks] * (pp - 2), [last] * chunks]
 
 
-def test_rules_go_by_ranks_whatever_the_placement() -> None:
+def test_partition_rules_apply_per_rank_for_any_placement() -> None:
     v_shape = Placement((0, 1, 2, 2, 1, 0))
     assert partition_layers(EndRankLayers(first=2), 10, v_shape) == (1, 2, 2, 2, 2, 1)
     assert partition_layers(AccountForEnds(head=True), 11, v_shape) == (2, 2, 2, 2, 2, 1)
@@ -111,16 +113,18 @@ def test_rules_go_by_ranks_whatever_the_placement() -> None:
         (EndRankLayers(first=40, last=1), 32, "40 on rank 0 and 1 on rank 3 are more than the 32 layers"),
     ],
 )
-def test_rules_without_an_answer_are_refused(rule: AccountForEnds | EndRankLayers, layers: int, sentence: str) -> None:
+def test_unsatisfiable_partition_rules_are_refused(
+    rule: AccountForEnds | EndRankLayers, layers: int, sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
         partition_layers(rule, layers, looped_placement(4))
 
 
-def test_ends_alone_must_hold_all_layers() -> None:
+def test_with_two_ranks_the_end_counts_must_sum_to_all_layers() -> None:
     with pytest.raises(InputError, match="3 on rank 0 and 4 on rank 1 leave 1 of 8 layers, and there is no other"):
         partition_layers(EndRankLayers(first=3, last=4), 8, looped_placement(2))
 
 
-def test_chunks_that_do_not_divide_a_ranks_share_are_refused() -> None:
+def test_layer_counts_not_divisible_into_chunks_are_refused() -> None:
     with pytest.raises(InputError, match="do not divide into 2 chunks each"):
         partition_layers(EndRankLayers(first=3, last=1), 8, looped_placement(4, 2))

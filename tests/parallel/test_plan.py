@@ -10,7 +10,7 @@ def plan(layout: Layout, training: Training) -> Plan:
     return Plan(load_preset("llama3-8b"), training, layout)
 
 
-def test_microbatches_share_a_replicas_part_of_the_batch() -> None:
+def test_microbatches_are_the_replica_batch_over_the_microbatch_size() -> None:
     """256 sequences over 8 replicas are 32 each, in microbatches of 2 that are 16."""
     assert plan(Layout(tp=2, dp=8, pp=2), Training(1024, 256, microbatch=2)).microbatches == 16
 
@@ -30,12 +30,12 @@ def test_the_activation_between_layers_is_batch_x_sequence_x_hidden() -> None:
     assert plan(Layout(cp=4, tp=2), Training(4096, 2, microbatch=2)).activation_bytes == 2 * 1024 * 4096 * 2
 
 
-def test_the_ring_carries_keys_and_values_of_this_ranks_heads() -> None:
+def test_the_cp_ring_sends_keys_and_values_of_the_ranks_heads() -> None:
     """8 key/value heads over tp 2 are 4 of 128; keys and values of 4096 tokens, two bytes each."""
     sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).layer_sharding(*load_preset("llama3-8b").distinct_specs)
     assert sharding.kv_bytes == 2 * 4096 * 4 * 128 * 2
 
 
-def test_more_tensor_parallelism_than_key_value_heads_repeats_a_head() -> None:
+def test_key_value_heads_are_replicated_if_fewer_than_tp() -> None:
     sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).layer_sharding(*load_preset("llama3-8b").distinct_specs)
     assert sharding.kv_bytes == 2 * 4096 * 1 * 128 * 2

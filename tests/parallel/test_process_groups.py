@@ -44,34 +44,34 @@ def test_a_rank_is_its_coordinates_in_mixed_radix(layout: Layout) -> None:
 
 
 @given(LAYOUTS, st.sets(st.sampled_from(MESHES[DENSE_MESH]), min_size=1))
-def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[Axis]) -> None:
+def test_group_members_differ_only_along_the_groups_axes(layout: Layout, axes: set[Axis]) -> None:
     groups = layout.mesh.groups_along(*axes)
     assert groups.shape[1] == np.prod([layout.degrees[axis.name] for axis in axes])
     for axis in MESHES[DENSE_MESH]:
-        of_members = layout.mesh.rank_coordinates(axis)[groups]
+        member_coordinates = layout.mesh.rank_coordinates(axis)[groups]
         if axis not in axes:
-            assert (of_members == of_members[:, :1]).all()
+            assert (member_coordinates == member_coordinates[:, :1]).all()
 
 
 @given(LAYOUTS)
-def test_each_rank_is_in_one_group_of_a_symmetric_role(layout: Layout) -> None:
-    for role, groups in process_groups(layout, looped_placement(layout.pp)).items():
-        if not groups.ordered and role != "embedding":
-            assert sorted(groups.members.reshape(-1)) == list(range(layout.world_size)), role
+def test_each_rank_is_in_one_group_of_a_symmetric_kind(layout: Layout) -> None:
+    for name, groups in process_groups(layout, looped_placement(layout.pp)).items():
+        if not groups.ordered and name != "embedding":
+            assert sorted(groups.members.reshape(-1)) == list(range(layout.world_size)), name
 
 
 @given(LAYOUTS)
-def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> None:
+def test_group_members_are_in_ascending_order(layout: Layout) -> None:
     for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if not groups.ordered and groups.members.shape[1] > 1:
             assert (np.diff(groups.members, axis=1) > 0).all()
 
 
 @given(LAYOUTS)
-def test_sizes_of_roles(layout: Layout) -> None:
+def test_group_sizes(layout: Layout) -> None:
     """The same weights are on dp x cp ranks; a replica of the model is on tp x pp ranks."""
     sizes = {
-        role: groups.members.shape[1] for role, groups in process_groups(layout, looped_placement(layout.pp)).items()
+        name: groups.members.shape[1] for name, groups in process_groups(layout, looped_placement(layout.pp)).items()
     }
     assert sizes["tp"] == layout.tp
     assert sizes["cp"] == layout.cp
@@ -81,7 +81,7 @@ def test_sizes_of_roles(layout: Layout) -> None:
     assert ("pp_next" in sizes) == ("embedding" in sizes) == (layout.pp > 1)
 
 
-def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
+def test_megatrons_default_order_makes_tensor_parallel_ranks_adjacent() -> None:
     """Megatron-LM's `tp-cp-ep-dp-pp`; the example of its parallel_state docstring (16 GPUs, tp 2, pp 4).
 
     8 tensor groups [g0, g1] [g2, g3] ...; 4 pipeline groups [g0, g4, g8, g12] ...; 8 data groups [g0, g2] [g1, g3] ...
@@ -106,46 +106,48 @@ def test_the_mesh_has_the_slowest_axis_first() -> None:
     assert Layout(tp=2, dp=3, pp=5).mesh.rank_grid.shape == (5, 3, 1, 2)
 
 
-def pairs(layout: Layout, placement: Placement, role: str) -> list[list[int]]:
-    groups = process_groups(layout, placement).get(role)
+def group_pairs(layout: Layout, placement: Placement, name: str) -> list[list[int]]:
+    groups = process_groups(layout, placement).get(name)
     return [] if groups is None else groups.members.tolist()
 
 
-def test_pairs_of_a_loop_of_one_chunk_leave_out_the_end_of_the_pipeline() -> None:
-    assert pairs(Layout(pp=4), looped_placement(4), "pp_next") == [[0, 1], [1, 2], [2, 3]]
-    assert pairs(Layout(pp=4), looped_placement(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
+def test_p2p_pairs_of_one_chunk_do_not_wrap_around() -> None:
+    assert group_pairs(Layout(pp=4), looped_placement(4), "pp_next") == [[0, 1], [1, 2], [2, 3]]
+    assert group_pairs(Layout(pp=4), looped_placement(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
 
 
 @pytest.mark.parametrize(("role", "step"), [("pp_next", 1), ("pp_previous", -1)])
 @given(layout=LAYOUTS)
-def test_pairs_of_several_chunks_send_once_and_receive_once_on_every_rank(role: str, step: int, layout: Layout) -> None:
-    found = np.array(pairs(layout, looped_placement(layout.pp, 2), role)).reshape(-1, 2)
+def test_p2p_pairs_of_several_chunks_have_one_send_and_one_receive_per_rank(
+    role: str, step: int, layout: Layout
+) -> None:
+    pairs = np.array(group_pairs(layout, looped_placement(layout.pp, 2), role)).reshape(-1, 2)
     if layout.pp == 1:
-        assert not len(found)
+        assert not len(pairs)
         return
-    assert sorted(found[:, 0]) == sorted(found[:, 1]) == list(range(layout.world_size))
+    assert sorted(pairs[:, 0]) == sorted(pairs[:, 1]) == list(range(layout.world_size))
     stage = layout.mesh.rank_coordinates(PIPELINE)
-    assert ((stage[found[:, 1]] - stage[found[:, 0]] - step) % layout.pp == 0).all()
+    assert ((stage[pairs[:, 1]] - stage[pairs[:, 0]] - step) % layout.pp == 0).all()
 
 
 @given(LAYOUTS)
-def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
-    for role, step in (("pp_next", 1), ("pp_previous", -1)):
-        found = np.array(pairs(layout, looped_placement(layout.pp), role), dtype=int).reshape(-1, 2)
+def test_p2p_pairs_differ_only_in_the_pipeline_coordinate(layout: Layout) -> None:
+    for name, step in (("pp_next", 1), ("pp_previous", -1)):
+        pairs = np.array(group_pairs(layout, looped_placement(layout.pp), name), dtype=int).reshape(-1, 2)
         for axis in (TENSOR, CONTEXT, DATA):
-            assert (np.diff(layout.mesh.rank_coordinates(axis)[found], axis=1) == 0).all()
-        assert (np.diff(layout.mesh.rank_coordinates(PIPELINE)[found], axis=1) == step).all()
+            assert (np.diff(layout.mesh.rank_coordinates(axis)[pairs], axis=1) == 0).all()
+        assert (np.diff(layout.mesh.rank_coordinates(PIPELINE)[pairs], axis=1) == step).all()
 
 
-def test_in_a_v_neighbours_send_both_ways_and_nobody_wraps() -> None:
+def test_a_v_placement_sends_both_ways_without_wrapping_around() -> None:
     """Stages 0 1 2 3 4 5 on ranks 0 1 2 2 1 0: activations go on and come back, and so do gradients."""
-    there_and_back = Placement((0, 1, 2, 2, 1, 0))
-    assert pairs(Layout(pp=3), there_and_back, "pp_next") == [[0, 1], [1, 2]]
-    assert pairs(Layout(pp=3), there_and_back, "pp_previous") == [[1, 0], [2, 1]]
-    assert pairs(Layout(pp=3), there_and_back, "embedding") == []
+    v_shape = Placement((0, 1, 2, 2, 1, 0))
+    assert group_pairs(Layout(pp=3), v_shape, "pp_next") == [[0, 1], [1, 2]]
+    assert group_pairs(Layout(pp=3), v_shape, "pp_previous") == [[1, 0], [2, 1]]
+    assert group_pairs(Layout(pp=3), v_shape, "embedding") == []
 
 
-def test_chunks_join_the_ends_of_the_pipeline() -> None:
+def test_model_chunks_connect_the_ends_of_the_pipeline() -> None:
     """With virtual stages, stage p on rank 0 follows stage p - 1 on rank p - 1."""
     flat, chunked = (
         process_groups(Layout(pp=4), looped_placement(4, chunks))["pp_next"].members.tolist() for chunks in (1, 2)
@@ -158,7 +160,7 @@ def test_the_embedding_group_joins_first_and_last_stage() -> None:
     assert process_groups(Layout(tp=2, pp=3), looped_placement(3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
 
 
-def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
+def test_dense_and_expert_meshes_share_the_pipeline() -> None:
     """Parallel folding (Liu et al. 2025, arXiv:2504.14960, figure 2): attention tp x dp, experts etp x ep x edp.
 
     16 ranks, pp 2: attention tp 4 x dp 2, experts etp 1 x ep 4 x edp 2. Experts are dispatched within the groups whose
@@ -173,12 +175,12 @@ def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
     assert (layout.meshes[EXPERT_MESH].rank_coordinates(PIPELINE) == layout.mesh.rank_coordinates(PIPELINE)).all()
 
 
-def test_experts_that_are_spread_like_all_else_have_no_groups_of_their_own() -> None:
+def test_without_expert_parallelism_there_are_no_expert_groups() -> None:
     groups = process_groups(Layout(tp=4, dp=2, pp=2), looped_placement(2))
     assert not {"ep", "etp", "edp"} & set(groups)
 
 
-def test_hybrid_sharding_keeps_its_replicas_of_experts() -> None:
+def test_hybrid_sharding_shards_experts_within_replicas() -> None:
     """8 ranks in 2 replicas of 4; experts on 2 ranks each, cut over the 2 of a replica that hold the same ones."""
     layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
     groups = process_groups(layout, looped_placement(1))
@@ -186,15 +188,15 @@ def test_hybrid_sharding_keeps_its_replicas_of_experts() -> None:
     assert groups["edp_replicate"].members.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:
+def test_every_axis_has_a_comm_group_and_every_comm_group_a_mesh() -> None:
     meshes = Layout(dp=4, ep=2, data=FullyShard(shard=2)).meshes
-    assert {role.accounted_axis for role in COMM_GROUPS.values()} == set(COMM_AXES)
-    for role in COMM_GROUPS.values():
-        assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role
+    assert {comm_group.accounted_axis for comm_group in COMM_GROUPS.values()} == set(COMM_AXES)
+    for comm_group in COMM_GROUPS.values():
+        assert {axis.name for axis in comm_group.axes} <= set(meshes[comm_group.mesh].degrees), comm_group
 
 
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.permutations(DENSE_AXIS_NAMES))
-def test_pipelines_towards_each_other_are_dual_pipe(half: int, dp: int, tp: int, order: list[str]) -> None:
+def test_mirrored_pipelines_match_dual_pipe(half: int, dp: int, tp: int, order: list[str]) -> None:
     """On the line of pp = 2 half ranks as they are numbered: rank r has the stages r and pp - 1 - r, each a copy.
 
     One pipeline sends activations from r to r + 1, the other from r + 1 to r, and gradients come back: all pairs of
@@ -202,20 +204,27 @@ def test_pipelines_towards_each_other_are_dual_pipe(half: int, dp: int, tp: int,
     """
     layout = Layout(tp=tp, pp=half, dp=2 * dp, order=tuple(order), mirrored=True)
     groups = process_groups(layout, DualPipe().placement(half))
-    lines = layout.as_configured.mesh.groups_along(PIPELINE)
-    pairs = {(a, b) for line in lines.tolist() for one in range(2 * half - 1) for a, b in permuted(line[one : one + 2])}
-    sent = [tuple(pair) for role in ("pp_next", "pp_previous", "pp_across") for pair in groups[role].members.tolist()]
+    pipelines = layout.as_configured.mesh.groups_along(PIPELINE)
+    pairs = {
+        (a, b)
+        for pipeline_ranks in pipelines.tolist()
+        for index in range(2 * half - 1)
+        for a, b in both_directions(pipeline_ranks[index : index + 2])
+    }
+    sent = [tuple(pair) for name in ("pp_next", "pp_previous", "pp_across") for pair in groups[name].members.tolist()]
     assert set(sent) == pairs
-    place = layout.as_configured.mesh.rank_coordinates(PIPELINE)
-    assert np.minimum(place, 2 * half - 1 - place).tolist() == layout.rank_coordinates(PIPELINE).tolist()
-    same = {frozenset(group) for group in groups["dp"].members.tolist()}
-    tensor = layout.as_configured.mesh.rank_coordinates(TENSOR)
-    alike = [[rank for rank in range(layout.world_size) if (place[rank] in (at, 2 * half - 1 - at)) and tensor[rank] == of]
-             for at in range(half) for of in range(tp)]  # fmt: skip
-    assert same == {frozenset(group) for group in alike}
+    pp_coordinate = layout.as_configured.mesh.rank_coordinates(PIPELINE)
+    assert (
+        np.minimum(pp_coordinate, 2 * half - 1 - pp_coordinate).tolist() == layout.rank_coordinates(PIPELINE).tolist()
+    )
+    dp_groups = {frozenset(group) for group in groups["dp"].members.tolist()}
+    tp_coordinate = layout.as_configured.mesh.rank_coordinates(TENSOR)
+    expected = [[rank for rank in range(layout.world_size) if (pp_coordinate[rank] in (pp_index, 2 * half - 1 - pp_index)) and tp_coordinate[rank] == tp_index]
+             for pp_index in range(half) for tp_index in range(tp)]  # fmt: skip
+    assert dp_groups == {frozenset(group) for group in expected}
 
 
-def permuted(pair: list[int]) -> list[tuple[int, int]]:
+def both_directions(pair: list[int]) -> list[tuple[int, int]]:
     """A pair both ways."""
-    one, other = pair
-    return [(one, other), (other, one)]
+    source, target = pair
+    return [(source, target), (target, source)]

@@ -19,28 +19,28 @@ from clustersim.parallel.tensor_parallel import (
 from clustersim.program.task import CommOp, CommOverlap, Operation
 
 
-def plan(*, beside: bool, tp: int = 1) -> Plan:
-    layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "overlap_shared_experts": beside}
+def moe_plan(*, overlap: bool, tp: int = 1) -> Plan:
+    layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "overlap_shared_experts": overlap}
     training = {"sequence": 1024, "global_batch": 16}
     mapping = {"model": "deepseek-v2-lite", "cluster": {"name": "dgx-h100", "gpus": 8}}
     return build_plan(Scenario.from_mapping({**mapping, "layout": layout, "training": training}))
 
 
-def operations(of: Plan, way) -> list[Operation]:
-    (spec,) = (layer_spec for layer_spec in of.layer_by_spec if isinstance(layer_spec.mlp, MoeMlp))
-    return way(of.layer_by_spec[spec], of.layer_sharding(spec))
+def moe_layer_operations(plan: Plan, builder) -> list[Operation]:
+    (spec,) = (layer_spec for layer_spec in plan.layer_by_spec if isinstance(layer_spec.mlp, MoeMlp))
+    return builder(plan.layer_by_spec[spec], plan.layer_sharding(spec))
 
 
-def names(made: list[Operation]) -> list[tuple[str, ...]]:
+def operation_names(operations: list[Operation]) -> list[tuple[str, ...]]:
     """What each operation runs."""
-    found: list[tuple[str, ...]] = []
-    for operation in made:
+    result: list[tuple[str, ...]] = []
+    for operation in operations:
         match operation.body:
             case CommOverlap(comm_op=exchange, kernel=kernel):
-                found.append((exchange.name, kernel.name))
+                result.append((exchange.name, kernel.name))
             case does:
-                found.append((does.name,))
-    return found
+                result.append((does.name,))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -51,35 +51,45 @@ def names(made: list[Operation]) -> list[tuple[str, ...]]:
         (backward_operations, 2, "down", "activation"),
     ],
 )  # fmt: skip
-def test_products_before_the_activation_hide_one_way_and_those_behind_it_the_other(way, tp, there, back) -> None:
+def test_shared_expert_matmuls_overlap_dispatch_and_combine(way, tp, there, back) -> None:
     """A product's gradients that are beside tensor parallelism's exchanges hide no other, so the activation's does."""
-    pairs = [item for item in names(operations(plan(beside=True, tp=tp), way)) if len(item) == 2]
+    pairs = [
+        operation_name
+        for operation_name in operation_names(moe_layer_operations(moe_plan(overlap=True, tp=tp), way))
+        if len(operation_name) == 2
+    ]
     hidden = {exchange: kernel.split(".")[1] for exchange, kernel in pairs if kernel.startswith("shared")}
     tokens = {name: kernel for name, kernel in hidden.items() if name.endswith("tokens")}
     assert tokens == {"dispatch tokens": there, "combine tokens": back}
 
 
-AGAIN = [partial(recomputed_forward, early_stop=element) for element in (False, True)]
+RECOMPUTED_FORWARD = [partial(recomputed_forward, early_stop=item) for item in (False, True)]
 
 
-@pytest.mark.parametrize("way", [forward_operations, backward_operations, input_gradient_operations, *AGAIN])
+@pytest.mark.parametrize(
+    "way", [forward_operations, backward_operations, input_gradient_operations, *RECOMPUTED_FORWARD]
+)
 @pytest.mark.parametrize("tp", [1, 2])
-def test_nothing_is_run_twice_or_left_out(way, tp: int) -> None:
-    apart, beside = (operations(plan(beside=item, tp=tp), way) for item in (False, True))
-    assert sorted(_pieces(beside), key=repr) == sorted(_pieces(apart), key=repr)
-    assert sum(operation.gradient_count for operation in beside) == sum(element.gradient_count for element in apart)
+def test_overlap_keeps_every_kernel_and_comm_op(way, tp: int) -> None:
+    separate, overlapped = (moe_layer_operations(moe_plan(overlap=item, tp=tp), way) for item in (False, True))
+    assert sorted(_kernels_and_comm_ops(overlapped), key=repr) == sorted(_kernels_and_comm_ops(separate), key=repr)
+    assert sum(operation.gradient_count for operation in overlapped) == sum(
+        element.gradient_count for element in separate
+    )
 
 
-def _pieces(made: list[Operation]) -> list[Kernel | CommOp]:
-    pieces: list[Kernel | CommOp] = []
-    for operation in made:
-        pieces += [operation.kernel] if operation.kernel is not None else []
-        pieces += [operation.comm_op] if operation.comm_op is not None else []
-    return pieces
+def _kernels_and_comm_ops(operations: list[Operation]) -> list[Kernel | CommOp]:
+    items: list[Kernel | CommOp] = []
+    for operation in operations:
+        items += [operation.kernel] if operation.kernel is not None else []
+        items += [operation.comm_op] if operation.comm_op is not None else []
+    return items
 
 
-def test_without_tokens_that_travel_nothing_changes() -> None:
-    of = plan(beside=True)
-    alone = replace(of, layout=replace(of.layout, ep=1))
-    apart = replace(alone, layout=replace(alone.layout, overlap_shared_experts=False))
-    assert operations(alone, forward_operations) == operations(apart, forward_operations)
+def test_without_expert_parallelism_the_overlap_setting_has_no_effect() -> None:
+    base = moe_plan(overlap=True)
+    without_ep = replace(base, layout=replace(base.layout, ep=1))
+    without_overlap = replace(without_ep, layout=replace(without_ep.layout, overlap_shared_experts=False))
+    assert moe_layer_operations(without_ep, forward_operations) == moe_layer_operations(
+        without_overlap, forward_operations
+    )

@@ -10,90 +10,100 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.task import CollectiveType, TokenDispatcher
 
-TOKENS, ROW, EXPERTS, TOP_K = 100, 64.0, 8, 2
-MIXTURE = MoeMlp(EXPERTS, TOP_K, 128, MlpType.SWIGLU)
-Sent = list[tuple[str, CollectiveType, str, float]]
+TOKENS, TOKEN_BYTES, EXPERTS, TOP_K = 100, 64.0, 8, 2
+MOE = MoeMlp(EXPERTS, TOP_K, 128, MlpType.SWIGLU)
+CommOpTuples = list[tuple[str, CollectiveType, str, float]]
 
 
-def dispatch(dispatcher: TokenDispatcher, ep: int = 4, etp: int = 1) -> TokenDispatch:
-    return TokenDispatch(Layout(dp=8, ep=ep, etp=etp, dispatcher=dispatcher), MIXTURE, TOKENS, ROW, DType.BF16)
+def token_dispatch(dispatcher: TokenDispatcher, ep: int = 4, etp: int = 1) -> TokenDispatch:
+    return TokenDispatch(Layout(dp=8, ep=ep, etp=etp, dispatcher=dispatcher), MOE, TOKENS, TOKEN_BYTES, DType.BF16)
 
 
-def sent(exchanges) -> Sent:
-    return [(exchange.name, exchange.collective, exchange.group, exchange.payload) for exchange in exchanges]
+def comm_op_tuples(comm_ops) -> CommOpTuples:
+    return [(comm_op.name, comm_op.collective, comm_op.group, comm_op.payload) for comm_op in comm_ops]
 
 
-def test_all_to_all_counts_rows_waits_and_sends_one_for_each_expert_with_its_probability() -> None:
-    made = dispatch(TokenDispatcher.ALL_TO_ALL)
-    assert sent(made.dispatch_ops()) == [
+def test_alltoall_synchronizes_counts_and_sends_tokens_and_probabilities() -> None:
+    dispatch = token_dispatch(TokenDispatcher.ALL_TO_ALL)
+    assert comm_op_tuples(dispatch.dispatch_ops()) == [
         ("count rows", CollectiveType.ALL_GATHER, "etp_ep", 4 * EXPERTS * 8),
-        ("dispatch tokens", CollectiveType.ALL_TO_ALL, "ep", TOKENS * TOP_K * ROW),
+        ("dispatch tokens", CollectiveType.ALL_TO_ALL, "ep", TOKENS * TOP_K * TOKEN_BYTES),
         ("dispatch probabilities", CollectiveType.ALL_TO_ALL, "ep", TOKENS * TOP_K * 4),
     ]
-    assert [dispatch_op.host_sync for dispatch_op in made.dispatch_ops()] == [False, True, False]
-    assert sent(made.combine_ops()) == [("combine tokens", CollectiveType.ALL_TO_ALL, "ep", TOKENS * TOP_K * ROW)]
+    assert [dispatch_op.host_sync for dispatch_op in dispatch.dispatch_ops()] == [False, True, False]
+    assert comm_op_tuples(dispatch.combine_ops()) == [
+        ("combine tokens", CollectiveType.ALL_TO_ALL, "ep", TOKENS * TOP_K * TOKEN_BYTES)
+    ]
 
 
-def test_backward_knows_where_rows_went_and_returns_the_gradients_of_probabilities() -> None:
-    made = dispatch(TokenDispatcher.ALL_TO_ALL)
-    assert [dispatch_op.name for dispatch_op in made.dispatch_ops(is_backward=True)] == ["dispatch tokens"]
-    assert [combine_op.name for combine_op in made.combine_ops(is_backward=True)] == [
+def test_backward_reuses_the_routing_and_returns_probability_gradients() -> None:
+    dispatch = token_dispatch(TokenDispatcher.ALL_TO_ALL)
+    assert [dispatch_op.name for dispatch_op in dispatch.dispatch_ops(is_backward=True)] == ["dispatch tokens"]
+    assert [combine_op.name for combine_op in dispatch.combine_ops(is_backward=True)] == [
         "combine tokens",
         "gradients of probabilities",
     ]
     assert not any(
-        comm_op.host_sync for way in TokenDispatcher for comm_op in dispatch(way).dispatch_ops(is_backward=True)
+        comm_op.host_sync
+        for dispatcher in TokenDispatcher
+        for comm_op in token_dispatch(dispatcher).dispatch_ops(is_backward=True)
     )
 
 
-def test_ranks_that_have_parts_of_one_expert_gather_its_rows_and_scatter_sums() -> None:
-    made = dispatch(TokenDispatcher.ALL_TO_ALL, etp=2)
-    gathered, summed = made.dispatch_ops()[-1], made.combine_ops()[0]
-    assert sent([gathered, summed]) == [
-        ("gather rows", CollectiveType.ALL_GATHER, "etp", 2 * TOKENS * TOP_K * ROW),
-        ("sum parts of experts", CollectiveType.REDUCE_SCATTER, "etp", 2 * TOKENS * TOP_K * ROW),
+def test_shards_of_an_expert_all_gather_tokens_and_reduce_scatter_outputs() -> None:
+    dispatch = token_dispatch(TokenDispatcher.ALL_TO_ALL, etp=2)
+    gathered, summed = dispatch.dispatch_ops()[-1], dispatch.combine_ops()[0]
+    assert comm_op_tuples([gathered, summed]) == [
+        ("gather rows", CollectiveType.ALL_GATHER, "etp", 2 * TOKENS * TOP_K * TOKEN_BYTES),
+        ("sum parts of experts", CollectiveType.REDUCE_SCATTER, "etp", 2 * TOKENS * TOP_K * TOKEN_BYTES),
     ]
     assert summed.reduce_dtype is DType.BF16
 
 
-def test_experts_with_a_capacity_need_no_counts_and_nobody_waits() -> None:
+def test_experts_with_a_capacity_need_no_count_exchange_and_no_host_sync() -> None:
     """A quarter more than their even share of 25 of the 100 tokens: 32 rows for each of 8."""
-    made = replace(dispatch(TokenDispatcher.ALL_TO_ALL), moe=replace(MIXTURE, capacity=1.25))
-    assert sent(made.dispatch_ops()) == [
-        ("dispatch tokens", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * ROW),
+    dispatch = replace(token_dispatch(TokenDispatcher.ALL_TO_ALL), moe=replace(MOE, capacity=1.25))
+    assert comm_op_tuples(dispatch.dispatch_ops()) == [
+        ("dispatch tokens", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * TOKEN_BYTES),
         ("dispatch probabilities", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * 4),
     ]
-    assert not any(dispatch_op.host_sync for dispatch_op in made.dispatch_ops())
-    assert sent(made.combine_ops()) == [("combine tokens", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * ROW)]
+    assert not any(dispatch_op.host_sync for dispatch_op in dispatch.dispatch_ops())
+    assert comm_op_tuples(dispatch.combine_ops()) == [
+        ("combine tokens", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * TOKEN_BYTES)
+    ]
 
 
 @pytest.mark.parametrize("etp", [1, 2])
-def test_all_gather_moves_every_token_to_every_rank(etp: int) -> None:
-    made, ranks = dispatch(TokenDispatcher.ALL_GATHER, etp=etp), 4 * etp
-    assert sent(made.dispatch_ops()) == [
+def test_allgather_sends_every_token_to_every_rank(etp: int) -> None:
+    dispatch, ranks = token_dispatch(TokenDispatcher.ALL_GATHER, etp=etp), 4 * etp
+    assert comm_op_tuples(dispatch.dispatch_ops()) == [
         ("gather routing", CollectiveType.ALL_GATHER, "etp_ep", ranks * TOKENS * EXPERTS),
         ("gather probabilities", CollectiveType.ALL_GATHER, "etp_ep", ranks * TOKENS * EXPERTS * 4),
-        ("dispatch tokens", CollectiveType.ALL_GATHER, "etp_ep", ranks * TOKENS * ROW),
+        ("dispatch tokens", CollectiveType.ALL_GATHER, "etp_ep", ranks * TOKENS * TOKEN_BYTES),
     ]
-    assert sent(made.combine_ops()) == [
-        ("combine tokens", CollectiveType.REDUCE_SCATTER, "etp_ep", ranks * TOKENS * ROW)
+    assert comm_op_tuples(dispatch.combine_ops()) == [
+        ("combine tokens", CollectiveType.REDUCE_SCATTER, "etp_ep", ranks * TOKENS * TOKEN_BYTES)
     ]
 
 
 @pytest.mark.parametrize("dispatcher", [TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP])
-def test_kernels_of_their_own_know_the_routing(dispatcher: TokenDispatcher) -> None:
-    made = dispatch(dispatcher, etp=2)
-    (there,), (back,) = made.dispatch_ops(), made.combine_ops()
-    assert sent([there, back]) == [
-        ("dispatch tokens", CollectiveType.DISPATCH, "etp_ep", TOKENS * TOP_K * ROW),
-        ("combine tokens", CollectiveType.COMBINE, "etp_ep", TOKENS * TOP_K * ROW),
+def test_dispatch_kernels_use_the_token_routing(dispatcher: TokenDispatcher) -> None:
+    dispatch = token_dispatch(dispatcher, etp=2)
+    (dispatch_op,), (combine_op,) = dispatch.dispatch_ops(), dispatch.combine_ops()
+    assert comm_op_tuples([dispatch_op, combine_op]) == [
+        ("dispatch tokens", CollectiveType.DISPATCH, "etp_ep", TOKENS * TOP_K * TOKEN_BYTES),
+        ("combine tokens", CollectiveType.COMBINE, "etp_ep", TOKENS * TOP_K * TOKEN_BYTES),
     ]
-    assert there.routing == back.routing == made.routing
-    assert (made.routing.token_bytes, made.routing.expert_shard_size, made.routing.expert_count) == (ROW, 2, EXPERTS)
-    assert there.host_sync and not back.host_sync
+    assert dispatch_op.routing == combine_op.routing == dispatch.routing
+    assert (dispatch.routing.token_bytes, dispatch.routing.expert_shard_size, dispatch.routing.expert_count) == (
+        TOKEN_BYTES,
+        2,
+        EXPERTS,
+    )
+    assert dispatch_op.host_sync and not combine_op.host_sync
 
 
 @pytest.mark.parametrize("dispatcher", TokenDispatcher)
-def test_experts_that_every_rank_has_move_nothing(dispatcher: TokenDispatcher) -> None:
-    made = replace(dispatch(dispatcher), layout=Layout(dp=8, dispatcher=dispatcher))
-    assert made.dispatch_ops() == made.combine_ops() == ()
+def test_replicated_experts_need_no_communication(dispatcher: TokenDispatcher) -> None:
+    dispatch = replace(token_dispatch(dispatcher), layout=Layout(dp=8, dispatcher=dispatcher))
+    assert dispatch.dispatch_ops() == dispatch.combine_ops() == ()

@@ -63,7 +63,7 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         },
     },
 }  # fmt: skip
-MIXTURES: Final[dict[str, dict[str, Any]]] = {
+MOE_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "latent": {  # dense layers first, latent attention, shared experts, node-limited routing, recomputation by modules
         "model": {"preset": "deepseek-v3", "layers": 12},
         "cluster": {"name": "dgx-h800", "gpus": 64},
@@ -80,7 +80,7 @@ MIXTURES: Final[dict[str, dict[str, Any]]] = {
         "training": {"sequence": 1024, "global_batch": 32, "recompute": {"modules": ["moe"]}},
     },
 }  # fmt: skip
-ADAPTERS: Final = {  # frozen weights of four bits, adapters beside some of them, FSDP over a pipeline
+LORA_SCENARIO: Final = {  # frozen weights of four bits, adapters beside some of them, FSDP over a pipeline
     **SCENARIOS["llama"],
     "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "data": "fsdp", "sequence_parallel": True},
     "schedule": "1f1b",
@@ -89,81 +89,93 @@ ADAPTERS: Final = {  # frozen weights of four bits, adapters beside some of them
         "lora": {"rank": 8, "targets": ["q", "v", "o", "down"], "base": "nf4"},
     },
 }  # fmt: skip
-SECONDARY: Final = {**SCENARIOS["hybrid"], "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"secondary": 8}}}}
+SECONDARY_SHARD_SCENARIO: Final = {
+    **SCENARIOS["hybrid"],
+    "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"secondary": 8}}},
+}
 """Backward gathers from a second copy, where there is no pipeline."""
-SAMPLES: Final = 250
+SAMPLE_COUNT: Final = 250
 _PRECISIONS: Final = {
     "mixed precision, BF16": "bf16",
     "BF16 with BF16 gradients": "{compute: bf16, gradients: bf16}",
     "FP32": "fp32",
 }
-_DATA: Final = ("ddp", "zero1", "zero2", "zero3")
+_ZERO_STRATEGIES: Final = ("ddp", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True)
-class Explored:
+class ExploredScenario:
     """A scenario and what its page knows."""
 
     scenario: Scenario
     exploration: ExplorerData
 
-    def samples(self, many: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    def random_settings(self, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Random settings of the page's controls; some keep to the scenario's."""
-        chance, start = random.Random(seed), self.exploration.start
-        for _ in range(many):
-            kept = chance.random()
+        rng, start = random.Random(seed), self.exploration.start
+        for _ in range(count):
+            keep_probability = rng.random()
             yield {
-                key: start[key] if chance.random() < kept else chance.choice(values)
+                key: start[key] if rng.random() < keep_probability else rng.choice(values)
                 for key, values in self.exploration.choices.items()
             }
 
     @cached_property
-    def legal(self) -> list[tuple[dict[str, Any], Scenario]]:
+    def legal_settings(self) -> list[tuple[dict[str, Any], Scenario]]:
         """Those of random settings that are legal, with their scenarios."""
-        found = []
-        for settings in self.samples(SAMPLES, seed=1):
+        legal = []
+        for page_settings in self.random_settings(SAMPLE_COUNT, seed=1):
             with suppress(InputError):
-                found.append((settings, self.at(settings)))
-        return found
+                legal.append((page_settings, self.with_settings(page_settings)))
+        return legal
 
-    def at(self, settings: dict[str, Any], zero: int | None = None) -> Scenario:
+    def with_settings(self, settings: dict[str, Any], zero_stage: int | None = None) -> Scenario:
         """The scenario of some settings, by the front door."""
-        return self.scenario.with_overrides(self._changes(settings, settings["zero"] if zero is None else zero))
+        return self.scenario.with_overrides(
+            self._overrides(settings, settings["zero"] if zero_stage is None else zero_stage)
+        )
 
-    def drawn(self, settings: dict[str, Any], zero: int) -> Scenario:
+    def with_zero_stage(self, settings: dict[str, Any], zero_stage: int) -> Scenario:
         """What the page draws for a ZeRO stage beside the one that is set: weights cut over all where it must be so."""
         try:
-            return self.at(settings, zero)
+            return self.with_settings(settings, zero_stage)
         except InputError:
-            return self.scenario.with_overrides([*self._changes(settings, zero), "layout.data=fsdp"])
+            return self.scenario.with_overrides([*self._overrides(settings, zero_stage), "layout.data=fsdp"])
 
-    def _changes(self, at: dict[str, Any], zero: int) -> Iterator[str]:
-        if at["model"] != 0:
-            yield f"model={self.exploration.models[at['model']].name}"
-        if at["precision"] != 0:
-            name = self.exploration.formats[at["precision"]]
+    def _overrides(self, settings: dict[str, Any], zero_stage: int) -> Iterator[str]:
+        if settings["model"] != 0:
+            yield f"model={self.exploration.models[settings['model']].name}"
+        if settings["precision"] != 0:
+            name = self.exploration.formats[settings["precision"]]
             yield f"training.precision={_PRECISIONS.get(name, name.removeprefix('recipe '))}"
-        chunks = at["chunks"] if at["schedule"] in CHUNKED_SCHEDULES else 1
-        yield f"cluster.gpus={at['gpus']}"
-        experts = ("ep", "etp", "dispatcher") if "ep" in at else ()
-        yield from (f"layout.{axis}={at[axis]}" for axis in ("tp", "cp", "pp", *experts))
-        yield f"layout.dp={max(1, at['gpus'] // (at['tp'] * at['cp'] * at['pp']))}"
-        yield f"layout.sequence_parallel={'true' if at['split'] else 'false'}"
-        if zero != self.scenario.layout.data.zero_stage:
-            yield f"layout.data={_DATA[zero]}"
-        own = self.scenario.layout.layers_per_stage
-        if own is not None and (at["model"] != 0 or (isinstance(own, tuple) and len(own) != at["pp"] * chunks)):
+        chunks = settings["chunks"] if settings["schedule"] in CHUNKED_SCHEDULES else 1
+        yield f"cluster.gpus={settings['gpus']}"
+        experts = ("ep", "etp", "dispatcher") if "ep" in settings else ()
+        yield from (f"layout.{axis}={settings[axis]}" for axis in ("tp", "cp", "pp", *experts))
+        yield f"layout.dp={max(1, settings['gpus'] // (settings['tp'] * settings['cp'] * settings['pp']))}"
+        yield f"layout.sequence_parallel={'true' if settings['split'] else 'false'}"
+        if zero_stage != self.scenario.layout.data.zero_stage:
+            yield f"layout.data={_ZERO_STRATEGIES[zero_stage]}"
+        layers_per_stage = self.scenario.layout.layers_per_stage
+        if layers_per_stage is not None and (
+            settings["model"] != 0
+            or (isinstance(layers_per_stage, tuple) and len(layers_per_stage) != settings["pp"] * chunks)
+        ):
             yield "layout.layers_per_stage=even"
-        yield f"schedule={{{at['schedule']}: {{chunks: {chunks}}}}}" if chunks > 1 else f"schedule={at['schedule']}"
-        mode, _, layers = at["recompute"].partition(":")
+        yield (
+            f"schedule={{{settings['schedule']}: {{chunks: {chunks}}}}}"
+            if chunks > 1
+            else f"schedule={settings['schedule']}"
+        )
+        mode, _, layers = settings["recompute"].partition(":")
         chosen = f"{{layers: {layers}}}" if mode == "layers" else f"{{modules: [{layers}]}}"
         yield f"training.recompute={chosen if layers else mode}"
-        yield f"training.microbatch={at['microbatch']}"
-        yield f"training.sequence={at['sequence']}"
-        yield f"training.global_batch={at['batch']}"
+        yield f"training.microbatch={settings['microbatch']}"
+        yield f"training.sequence={settings['sequence']}"
+        yield f"training.global_batch={settings['batch']}"
 
 
-FEW: Final[dict[str, tuple[int, ...]]] = {
+FEW_VALUES: Final[dict[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 3, 4), "chunks": (2, 3), "microbatch": (1, 2),
     "sequence": (512, 1024, 2048), "batch": (8, 16, 32, 64),
 }  # fmt: skip
@@ -173,15 +185,17 @@ FEW: Final[dict[str, tuple[int, ...]]] = {
 def few_choices() -> Iterator[None]:
     """Pages offer fewer values and models meanwhile: all that the page offers takes some seconds for each scenario."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "OFFERED_VALUES", FEW)
-        patch.setattr(settings, "MOE_OFFERED_VALUES", {"tp": FEW["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
+        patch.setattr(settings, "OFFERED_VALUES", FEW_VALUES)
+        patch.setattr(settings, "MOE_OFFERED_VALUES", {"tp": FEW_VALUES["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
         patch.setattr(explorer_data, "MODELS", ("gpt2-small", "llama3-8b", "llama3-70b"))
         yield
 
 
 @cache
-def explored(name: str, *, whole: bool = True) -> Explored:
+def explore_scenario(name: str, *, all_choices: bool = True) -> ExploredScenario:
     """One of the scenarios, explored. whole: with all values that the page offers."""
-    scenario = Scenario.from_mapping({**SCENARIOS, **MIXTURES, "secondary": SECONDARY, "adapters": ADAPTERS}[name])
-    with nullcontext() if whole else few_choices():
-        return Explored(scenario, explorer_data.build_exploration_tables(scenario))
+    scenario = Scenario.from_mapping(
+        {**SCENARIOS, **MOE_SCENARIOS, "secondary": SECONDARY_SHARD_SCENARIO, "adapters": LORA_SCENARIO}[name]
+    )
+    with nullcontext() if all_choices else few_choices():
+        return ExploredScenario(scenario, explorer_data.build_exploration_tables(scenario))

@@ -10,11 +10,11 @@ from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario import Scenario
 from tests.planning.explorer_scenarios import few_choices
 
-HIDDEN, WIDTH = 128, 2
+HIDDEN, ELEMENT_BYTES = 128, 2
 
 
 @cache
-def table() -> LookupTable:
+def send_table() -> LookupTable:
     """Of eight experts, two for each token."""
     experts = {"count": 8, "top_k": 2, "ffn": 256}
     scenario = Scenario.from_mapping(
@@ -26,35 +26,35 @@ def table() -> LookupTable:
         }
     )
     with few_choices():
-        found = build_exploration_tables(scenario).tables.sends
-    assert found is not None
-    return found
+        sends = build_exploration_tables(scenario).tables.sends
+    assert sends is not None
+    return sends
 
 
-def sends(dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:
+def token_bytes(dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:
     """Bytes of one token."""
-    return table().lookup({"precision": 0, "dispatcher": dispatcher, "ep": ep, "etp": etp})  # type: ignore[no-any-return]
+    return send_table().lookup({"precision": 0, "dispatcher": dispatcher, "ep": ep, "etp": etp})  # type: ignore[no-any-return]
 
 
-def test_a_row_goes_to_each_expert_of_a_token() -> None:
+def test_alltoall_sends_a_token_to_each_of_its_experts() -> None:
     """Two rows of each token are spread evenly over eight ranks."""
-    found = sends("alltoall", 8, 1)
-    assert found == {"ranks": [HIDDEN * WIDTH * 2 / 8] * 8, "all": False, "nodes": None}
+    entry = token_bytes("alltoall", 8, 1)
+    assert entry == {"ranks": [HIDDEN * ELEMENT_BYTES * 2 / 8] * 8, "all": False, "nodes": None}
 
 
-def test_all_ranks_gather_all_tokens() -> None:
-    found = sends("allgather", 2, 2)
-    assert found == {"ranks": [HIDDEN * WIDTH] * 2, "all": True, "nodes": None}
+def test_allgather_sends_all_tokens_to_all_ranks() -> None:
+    entry = token_bytes("allgather", 2, 2)
+    assert entry == {"ranks": [HIDDEN * ELEMENT_BYTES] * 2, "all": True, "nodes": None}
 
 
-def test_kernels_send_a_token_once_to_each_rank_and_node() -> None:
+def test_deepep_sends_a_token_once_to_each_rank_and_node() -> None:
     """Of 28 pairs of eight experts 21 are without a given one, 6 are among four others, and none is among none."""
-    found = sends("deepep", 8, 1)
-    assert found is not None
-    assert found["ranks"] == pytest.approx([HIDDEN * WIDTH * (1 - 21 / 28)] * 8)
-    assert found["nodes"][4] == pytest.approx([HIDDEN * WIDTH * (1 - 6 / 28)] * 2)
-    assert found["nodes"][8] == pytest.approx([HIDDEN * WIDTH])
+    entry = token_bytes("deepep", 8, 1)
+    assert entry is not None
+    assert entry["ranks"] == pytest.approx([HIDDEN * ELEMENT_BYTES * (1 - 21 / 28)] * 8)
+    assert entry["nodes"][4] == pytest.approx([HIDDEN * ELEMENT_BYTES * (1 - 6 / 28)] * 2)
+    assert entry["nodes"][8] == pytest.approx([HIDDEN * ELEMENT_BYTES])
 
 
-def test_nothing_is_sent_where_each_rank_has_all_experts() -> None:
-    assert sends("alltoall", 1, 1) is None
+def test_nothing_is_sent_if_every_rank_has_all_experts() -> None:
+    assert token_bytes("alltoall", 1, 1) is None

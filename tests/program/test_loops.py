@@ -11,37 +11,37 @@ from clustersim.program.loops import MIN_SAVED_TASKS, SIMULATED_ITERATIONS, Loop
 from tests.conftest import examples
 
 
-def found(*tasks: int) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
+def loops_in_tasks(*tasks: int) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
     return find_loops(np.array(tasks))
 
 
-def test_nothing_where_nothing_repeats() -> None:
-    assert found(*range(100)) == ((), ())
+def test_no_loops_without_repetition() -> None:
+    assert loops_in_tasks(*range(100)) == ((), ())
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7, 40])
 def test_periods_between_other_tasks(period: int) -> None:
     """Tasks 0 to 99 once, then a period of tasks that there are nowhere else, 60 times, then others."""
-    ahead, behind = range(100), range(500, 550)
-    again = [*range(200, 200 + period)] * 60
-    outer, inner = found(*ahead, *again, *behind)
+    preceding, following = range(100), range(500, 550)
+    repeated = [*range(200, 200 + period)] * 60
+    outer, inner = loops_in_tasks(*preceding, *repeated, *following)
     assert outer == (Loop(100, 100 + 60 * period, period),)
     assert inner == ()
 
 
 def test_layers_within_microbatches() -> None:
     """Ten microbatches: an embedding (1), forty layers (2, 3 each), a head (4)."""
-    outer, inner = found(0, *[1, *[2, 3] * 40, 4] * 10, 5)
+    outer, inner = loops_in_tasks(0, *[1, *[2, 3] * 40, 4] * 10, 5)
     assert outer == (Loop(1, 821, 82),)
     assert inner == tuple(Loop(2 + 82 * time, 82 + 82 * time, 2) for time in range(10))
 
 
 @given(st.lists(st.integers(0, 3), max_size=300))
 @examples(200)
-def test_each_task_of_a_region_is_like_that_a_period_before(tasks: list[int]) -> None:
-    outer, inner = found(*tasks)
-    for region in (*outer, *inner):
-        inside = tasks[region.begin : region.end]
-        assert inside[region.period :] == inside[: -region.period]
-        assert len(inside) - SIMULATED_ITERATIONS * region.period >= MIN_SAVED_TASKS
-    assert all(one.end <= other.begin for one, other in pairwise(outer))
+def test_tasks_of_a_loop_equal_those_one_period_before(tasks: list[int]) -> None:
+    outer, inner = loops_in_tasks(*tasks)
+    for loop in (*outer, *inner):
+        loop_tasks = tasks[loop.begin : loop.end]
+        assert loop_tasks[loop.period :] == loop_tasks[: -loop.period]
+        assert len(loop_tasks) - SIMULATED_ITERATIONS * loop.period >= MIN_SAVED_TASKS
+    assert all(loop_before.end <= loop_after.begin for loop_before, loop_after in pairwise(outer))

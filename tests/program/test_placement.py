@@ -11,7 +11,7 @@ SIZES = st.integers(1, 6)
 
 
 @given(SIZES, st.integers(1, 4))
-def test_a_loop_deals_stages_in_turn(ranks: int, chunks: int) -> None:
+def test_a_looped_placement_assigns_stages_round_robin(ranks: int, chunks: int) -> None:
     """Stage s is on rank s mod p, as its chunk s // p."""
     placement = looped_placement(ranks, chunks)
     assert placement.pipeline_size == ranks
@@ -25,7 +25,7 @@ def test_a_loop_deals_stages_in_turn(ranks: int, chunks: int) -> None:
 
 
 @given(SIZES)
-def test_a_v_comes_back(ranks: int) -> None:
+def test_a_v_shaped_placement(ranks: int) -> None:
     """Rank r holds r and 2p - 1 - r; the turning stages hand on within their rank."""
     placement = Placement((*range(ranks), *reversed(range(ranks))))
     assert [placement.stages_on_rank(rank) for rank in range(ranks)] == [
@@ -36,12 +36,12 @@ def test_a_v_comes_back(ranks: int) -> None:
 
 
 @given(st.lists(st.sampled_from([-1, 0, 1]), max_size=12), st.integers(1, 5))
-def test_gradients_go_the_opposite_way_of_activations(steps: list[int], ranks: int) -> None:
-    at, holders = 0, [*range(ranks)]
-    at = ranks - 1
+def test_gradients_go_in_the_opposite_direction_of_activations(steps: list[int], ranks: int) -> None:
+    rank, holders = 0, [*range(ranks)]
+    rank = ranks - 1
     for step in steps:
-        at = (at + step) % ranks
-        holders.append(at)
+        rank = (rank + step) % ranks
+        holders.append(rank)
     placement = Placement(tuple(holders))
     for stage in range(len(holders) - 1):
         assert placement.direction(stage, stage + 1) == -placement.direction(stage + 1, stage)
@@ -51,19 +51,19 @@ def test_gradients_go_the_opposite_way_of_activations(steps: list[int], ranks: i
             assert (source, target) in placement.edges(placement.direction(stage, stage + 1))
 
 
-def test_stages_beside_each_other_are_chunks_of_one_rank() -> None:
+def test_consecutive_stages_on_one_rank_are_chunks() -> None:
     placement = Placement((0, 0, 1, 1, 0))
     assert [placement.chunk_index(stage) for stage in range(5)] == [0, 1, 0, 1, 2]
     assert placement.max_chunks == 3
 
 
-def test_stages_that_follow_each_other_are_on_neighbours() -> None:
+def test_consecutive_stages_must_be_on_neighbours() -> None:
     with pytest.raises(
         InputError, match="stages 1 and 2 follow each other, but pipeline ranks 1 and 3 are no neighbours"
     ):
         Placement((0, 1, 3, 2, 4))
 
 
-def test_every_rank_holds_a_stage() -> None:
+def test_every_rank_must_hold_a_stage() -> None:
     with pytest.raises(InputError, match="every pipeline rank from 0 to 2 must hold a stage"):
         Placement((0, 2, 0))

@@ -8,124 +8,122 @@ import pytest
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.collectives import parse_benchmark, read_collectives
 
-PLACE = ("source", "gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect", "collective")
-RUN = ("case_id", "locator", "library", "algo", "gpus_per_process", "timed", "in_place", "notes")
-ROUNDED = 0.012  # of bandwidths: tables print two decimals, times four digits
-KEEPING = ("all_gather", "reduce_scatter", "all_to_all")  # a GPU's own part stays where it is
-LAST_DIGITS = 0.011  # GB/s
+BENCHMARK_COLUMNS = ("source", "gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect", "collective")
+RUN_COLUMNS = ("case_id", "locator", "library", "algo", "gpus_per_process", "timed", "in_place", "notes")
+ROUNDING = 0.012  # of bandwidths: tables print two decimals, times four digits
+KEEPS_LOCAL_SHARD = ("all_gather", "reduce_scatter", "all_to_all")  # a GPU's own part stays where it is
+LAST_DIGIT = 0.011  # GB/s
 
 
 def bus_factor(collective: str, gpus: int) -> float | None:
     """Bus bandwidth over algorithm bandwidth: doc/PERFORMANCE.md of nccl-tests; None for what it does not measure."""
-    once = (gpus - 1) / gpus
+    ring_factor = (gpus - 1) / gpus
     return {
-        "all_reduce": 2.0 * once,
-        **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), once),
+        "all_reduce": 2.0 * ring_factor,
+        **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), ring_factor),
         **dict.fromkeys(("broadcast", "reduce", "send_recv"), 1.0),
     }.get(collective)
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[ValidationCase]:
+def cases() -> list[ValidationCase]:
     return read_collectives()
 
 
 @pytest.fixture(scope="module")
-def printed(rows: list[ValidationCase]) -> list[ValidationCase]:
+def table_cases(cases: list[ValidationCase]) -> list[ValidationCase]:
     """Rows of tables of whole places: with a time, and a factor for the bus."""
     return [
-        validation_case
-        for validation_case in rows
-        if validation_case.text("exact") == "yes" and validation_case.text("time_us") and validation_case.text("n_gpus")
-        if bus_factor(validation_case.text("collective"), validation_case.positive_int("n_gpus")) is not None
+        case
+        for case in cases
+        if case.text("exact") == "yes" and case.text("time_us") and case.text("n_gpus")
+        if bus_factor(case.text("collective"), case.positive_int("n_gpus")) is not None
     ]
 
 
-def agree(stated: float, derived: float) -> bool:
-    return abs(stated - derived) <= max(LAST_DIGITS, ROUNDED * derived)
+def is_within_rounding(stated: float, derived: float) -> bool:
+    return abs(stated - derived) <= max(LAST_DIGIT, ROUNDING * derived)
 
 
-def algorithm_rate(row: ValidationCase) -> float:
+def algorithm_bandwidth(case: ValidationCase) -> float:
     """GB/s, of bytes over time."""
-    return row.positive_float("bytes") / row.positive_float("time_us") / 1e3
+    return case.positive_float("bytes") / case.positive_float("time_us") / 1e3
 
 
-def where(row: ValidationCase) -> str:
-    return f"line {row.line_number}: {row.text('case_id')}, {row.text('bytes')} bytes"
+def case_location(case: ValidationCase) -> str:
+    return f"line {case.line_number}: {case.text('case_id')}, {case.text('bytes')} bytes"
 
 
-def test_algorithm_bandwidth_is_bytes_over_time(printed: list[ValidationCase]) -> None:
-    stated = [validation_case for validation_case in printed if validation_case.text("algbw_GBps")]
+def test_algorithm_bandwidth_is_bytes_over_time(table_cases: list[ValidationCase]) -> None:
+    stated = [case for case in table_cases if case.text("algbw_GBps")]
     assert len(stated) > 1000
-    wrong = [where(item) for item in stated if not agree(float(item.text("algbw_GBps")), algorithm_rate(item))]
+    wrong = [
+        case_location(case)
+        for case in stated
+        if not is_within_rounding(float(case.text("algbw_GBps")), algorithm_bandwidth(case))
+    ]
     assert not wrong
 
 
-def test_bus_bandwidth_is_the_algorithm_s_times_the_factor_of_the_collective(printed: list[ValidationCase]) -> None:
+def test_bus_bandwidth_is_algorithm_bandwidth_times_the_bus_factor(table_cases: list[ValidationCase]) -> None:
     """Which also finds a wrong number of ranks."""
-    stated = [validation_case for validation_case in printed if validation_case.text("busbw_GBps")]
+    stated = [entry for entry in table_cases if entry.text("busbw_GBps")]
     assert len(stated) > 1200
 
-    def of_the_bus(row: ValidationCase) -> float:
-        factor = bus_factor(row.text("collective"), row.positive_int("n_gpus"))
+    def bus_bandwidth(case: ValidationCase) -> float:
+        factor = bus_factor(case.text("collective"), case.positive_int("n_gpus"))
         assert factor is not None
-        return algorithm_rate(row) * factor
+        return algorithm_bandwidth(case) * factor
 
-    wrong = [where(item) for item in stated if not agree(float(item.text("busbw_GBps")), of_the_bus(item))]
-    assert not wrong
-
-
-def test_nodes_hold_the_gpus(rows: list[ValidationCase]) -> None:
-    placed = [
-        validation_case
-        for validation_case in rows
-        if validation_case.text("nodes") and validation_case.text("n_gpus") and validation_case.text("gpus_per_node")
-    ]
     wrong = [
-        where(item)
-        for item in placed
-        if item.positive_int("nodes") != -(-item.positive_int("n_gpus") // item.positive_int("gpus_per_node"))
+        case_location(entry)
+        for entry in stated
+        if not is_within_rounding(float(entry.text("busbw_GBps")), bus_bandwidth(entry))
     ]
     assert not wrong
 
 
-def tables(rows: list[ValidationCase]) -> Iterator[tuple[ValidationCase, list[ValidationCase]]]:
+def test_node_count_matches_gpu_count(cases: list[ValidationCase]) -> None:
+    located = [case for case in cases if case.text("nodes") and case.text("n_gpus") and case.text("gpus_per_node")]
+    wrong = [
+        case_location(case)
+        for case in located
+        if case.positive_int("nodes") != -(-case.positive_int("n_gpus") // case.positive_int("gpus_per_node"))
+    ]
+    assert not wrong
+
+
+def tables_of_runs(cases: list[ValidationCase]) -> Iterator[tuple[ValidationCase, list[ValidationCase]]]:
     """Runs of rows that were printed together, one per benchmark, way and place in memory, each with its first."""
-    ways = dict.fromkeys(tuple(validation_case.text(column) for column in RUN) for validation_case in rows)
-    for way in ways:
-        table = [item for item in rows if tuple(item.text(column) for column in RUN) == way]
+    run_keys = dict.fromkeys(tuple(case.text(column) for column in RUN_COLUMNS) for case in cases)
+    for run_key in run_keys:
+        table = [case for case in cases if tuple(case.text(column) for column in RUN_COLUMNS) == run_key]
         yield table[0], table
 
 
-def test_sizes_ascend_within_a_table(rows: list[ValidationCase]) -> None:
-    for first, table in tables(
-        [
-            validation_case
-            for validation_case in rows
-            if validation_case.text("exact") == "yes" and validation_case.text("bytes")
-        ]
-    ):
-        sizes = [item.positive_float("bytes") for item in table]
-        assert all(a < b for a, b in itertools.pairwise(sizes)), where(first)
+def test_message_sizes_ascend_within_a_table(cases: list[ValidationCase]) -> None:
+    for first, table in tables_of_runs([case for case in cases if case.text("exact") == "yes" and case.text("bytes")]):
+        sizes = [case.positive_float("bytes") for case in table]
+        assert all(a < b for a, b in itertools.pairwise(sizes)), case_location(first)
 
 
-def test_a_case_has_one_place(printed: list[ValidationCase]) -> None:
+def test_a_case_id_has_one_benchmark_configuration(table_cases: list[ValidationCase]) -> None:
     seen: dict[str, tuple[str, ...]] = {}
-    for validation_case in printed:
-        place = tuple(validation_case.text(column) for column in PLACE)
-        assert seen.setdefault(validation_case.text("case_id"), place) == place, where(validation_case)
+    for case in table_cases:
+        benchmark = tuple(case.text(column) for column in BENCHMARK_COLUMNS)
+        assert seen.setdefault(case.text("case_id"), benchmark) == benchmark, case_location(case)
 
 
 @pytest.mark.slow
-def test_no_port_carries_more_than_it_can(printed: list[ValidationCase]) -> None:
+def test_no_port_exceeds_its_bandwidth(table_cases: list[ValidationCase]) -> None:
     """All of a message goes through a GPU's own port at least once, but for its own part where nothing is reduced."""
     checked = 0
-    for validation_case in printed:
+    for case in table_cases:
         try:
-            place = parse_benchmark(validation_case)
+            benchmark = parse_benchmark(case)
         except CannotPredictError:
             continue
-        own = 1.0 - 1.0 / place.gpu_count if validation_case.text("collective") in KEEPING else 1.0
+        transferred_share = 1.0 - 1.0 / benchmark.gpu_count if case.text("collective") in KEEPS_LOCAL_SHARD else 1.0
         checked += 1
-        assert algorithm_rate(validation_case) * 1e9 * own <= place.scale_up_bandwidth, where(validation_case)
+        assert algorithm_bandwidth(case) * 1e9 * transferred_share <= benchmark.scale_up_bandwidth, case_location(case)
     assert checked > 1200

@@ -13,7 +13,7 @@ from clustersim.hardware.power import GpuActivity, PowerDraw
 from clustersim.hardware.prices import Price, PriceQuote
 from clustersim.results.economics import Economics, GpuGroup
 
-AT_THE_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
+AT_POWER_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
     f"economics.power.{item}=1.0" for item in ("streaming", "communicating")
 )]  # fmt: skip
 """As model cards reckon: the limit of the GPU all the time, and nothing else."""
@@ -24,7 +24,7 @@ AT_THE_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
     [(82_432, 36, 14), (135_168, 59, 23), (530_432, 233, 90), (1_022_362, 449, 173)],
     ids=["7B", "13B", "33B", "65B"],
 )
-def test_llama_s_table_of_energy_and_carbon(hours: int, mwh: float, tonnes: float) -> None:
+def test_llama_table_15_energy_and_carbon(hours: int, mwh: float, tonnes: float) -> None:
     """Touvron et al. 2023 (arXiv:2302.13971), table 15: 400 W, PUE 1.1, 385 g/kWh; whole MWh and tonnes are printed."""
     draw = PowerDraw(dict.fromkeys(GpuActivity, 400.0), None)
     seconds = {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}
@@ -35,7 +35,7 @@ def test_llama_s_table_of_energy_and_carbon(hours: int, mwh: float, tonnes: floa
     assert run.cost_per_step == pytest.approx(2.0 * hours)
 
 
-def test_bloom_s_energy() -> None:
+def test_bloom_energy_and_carbon() -> None:
     """Luccioni et al. 2022 (arXiv:2211.02001), table 1: 1,082,990 hours at 400 W are 433,196 kWh; 57 g each 24.69 t."""
     draw = PowerDraw(dict.fromkeys(GpuActivity, 400.0), None)
     gpus = GpuGroup("a100", 1_082_990, {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}, None, draw)
@@ -44,18 +44,18 @@ def test_bloom_s_energy() -> None:
     assert (run.carbon_per_step or 0.0) / 1e6 == pytest.approx(24.69, abs=0.01)
 
 
-def test_llama_3_405b_s_hours_and_energy() -> None:
+def test_llama_3_405b_gpu_hours_and_energy() -> None:
     """Model card of Llama 3.1: 30.84 M GPU hours at 700 W (8,930 t CO2), 15.6 T tokens (arXiv:2407.21783).
 
     Within 10 %: the step is predicted 5 % too fast, and the card's hours contain restarts, other sequence lengths and
     other numbers of GPUs.
     """
-    scenario = Scenario.load("examples/llama3_405b_16k.yaml", ["economics.tokens=15.6T", *AT_THE_LIMIT])
-    found = simulate(scenario).economics
-    assert (found.run_energy or 0.0) / 3.6e12 == pytest.approx(30.84 * 0.7, rel=0.10)  # GWh
-    price = found.price_per_gpu_hour
+    scenario = Scenario.load("examples/llama3_405b_16k.yaml", ["economics.tokens=15.6T", *AT_POWER_LIMIT])
+    economics = simulate(scenario).economics
+    assert (economics.run_energy or 0.0) / 3.6e12 == pytest.approx(30.84 * 0.7, rel=0.10)  # GWh
+    price = economics.price_per_gpu_hour
     assert price is not None
-    assert (found.run_cost or 0.0) / price.amount == pytest.approx(30.84e6, rel=0.10)
+    assert (economics.run_cost or 0.0) / price.amount == pytest.approx(30.84e6, rel=0.10)
 
 
 NODE: dict[str, Any] = {
@@ -69,7 +69,7 @@ NODE: dict[str, Any] = {
 @pytest.mark.parametrize(
     "changes", [[], ["training.recompute=none", "training.global_batch=16", "training.microbatch=1"]]
 )
-def test_a_node_of_8_h100_that_trains_llama_2_13b(changes: list[str]) -> None:
+def test_llama_2_13b_power_of_a_node_of_8_h100(changes: list[str]) -> None:
     """Latif et al. 2024 (arXiv:2412.08602): 7.92 kW, the median (as quoted), and 8.4 kW at most of all that they ran.
 
     What the batch was is not said, so two are tried. Within 5 %: of the constants only the rest of the node is from
@@ -80,7 +80,7 @@ def test_a_node_of_8_h100_that_trains_llama_2_13b(changes: list[str]) -> None:
     assert (watts or 0.0) < 8400.0
 
 
-def test_gpus_that_train_olmo_2() -> None:
+def test_olmo_2_gpu_power() -> None:
     """Morrison et al. 2025 (arXiv:2503.05804): while training, H100 draw 85 % of the 700 W that they draw at most.
 
     Within 12 %: products are taken to draw all of the limit, however large they are.
@@ -91,5 +91,5 @@ def test_gpus_that_train_olmo_2() -> None:
         "cluster": {"name": "dgx-h100", "gpus": 64},
         "training": {"sequence": 4096, "global_batch": 1024, "microbatch": 2},
     }
-    found = simulate(Scenario.from_mapping({**NODE, **changes})).economics
-    assert found.gpu_power == pytest.approx(0.85 * 700, rel=0.12)
+    economics = simulate(Scenario.from_mapping({**NODE, **changes})).economics
+    assert economics.gpu_power == pytest.approx(0.85 * 700, rel=0.12)

@@ -7,7 +7,7 @@ from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.error_statistics import statistics_by_source, summarize_comparisons
 from clustersim.validation.memory import compare_memory, read_memory
 
-BAND = 0.035
+MAX_MAPE = 0.035
 """Mean absolute error allowed of allocated peaks, over all rows.
 
 What is left is mostly software: Transformer Engine keeps one dummy gradient of every distinct weight (get_dummy_wgrad),
@@ -24,83 +24,81 @@ def allocated(comparisons: list[CaseComparison]) -> list[CaseComparison]:
     return [comparison for comparison in comparisons if comparison.groupings["quantity"] == "peak_allocated"]
 
 
-def test_every_row_is_predicted_or_says_why_not(comparisons: list[CaseComparison]) -> None:
+def test_every_case_is_predicted_or_has_a_skip_reason(comparisons: list[CaseComparison]) -> None:
     assert len(comparisons) == len(read_memory())
     assert all((comparison.predicted is None) == bool(comparison.skip_reason) for comparison in comparisons)
     assert sum(case_comparison.predicted is not None for case_comparison in comparisons) >= 352
 
 
-def test_the_mean_error_is_within_the_band(allocated: list[CaseComparison]) -> None:
+def test_allocated_peak_mape(allocated: list[CaseComparison]) -> None:
     mape = summarize_comparisons(allocated).mape
     assert mape is not None
-    assert mape <= BAND
+    assert mape <= MAX_MAPE
 
 
 @pytest.mark.parametrize(("source", "band"), [("zero-bubble", 0.03), ("simumax-b200", 0.03), ("megatron-lm-ci", 0.025)])
-def test_each_source_is_within_its_band(allocated: list[CaseComparison], source: str, band: float) -> None:
+def test_allocated_peak_mape_by_source(allocated: list[CaseComparison], source: str, band: float) -> None:
     mape = statistics_by_source(allocated)[source].mape
     assert mape is not None
     assert mape <= band
 
 
 @pytest.fixture(scope="module")
-def mixtures(comparisons: list[CaseComparison]) -> list[CaseComparison]:
+def moe_comparisons(comparisons: list[CaseComparison]) -> list[CaseComparison]:
     """Runs of mixtures of experts, among them DeepSeek-V2 and -V3 cut to four layers."""
     pairs = zip(read_memory(), comparisons, strict=True)
-    named = (
-        case_comparison
-        for case, case_comparison in pairs
+    selected = (
+        comparison
+        for case, comparison in pairs
         if case.text("experts") not in ("", "1") or "deepseek" in case.text("model")
     )
-    return [item for item in named if item.predicted is not None]
+    return [comparison for comparison in selected if comparison.predicted is not None]
 
 
 @pytest.mark.parametrize(("source", "band", "rows"), [("simumax-b200", 0.015, 54), ("megatron-lm-ci", 0.03, 28)])
-def test_peaks_of_mixtures_are_within_their_band(
-    mixtures: list[CaseComparison], source: str, band: float, rows: int
-) -> None:
+def test_moe_allocated_peak_mape(moe_comparisons: list[CaseComparison], source: str, band: float, rows: int) -> None:
     peaks = [
-        mixture
-        for mixture in mixtures
-        if mixture.source == source and mixture.groupings["quantity"] == "peak_allocated"
+        comparison
+        for comparison in moe_comparisons
+        if comparison.source == source and comparison.groupings["quantity"] == "peak_allocated"
     ]
     mape = summarize_comparisons(peaks).mape
     assert len(peaks) >= rows
     assert mape is not None
     assert mape <= band
-    assert all(abs(peak.error or 0.0) <= 0.1 for peak in peaks)
+    assert all(abs(comparison.error or 0.0) <= 0.1 for comparison in peaks)
 
 
-def test_whether_a_mixture_fits_is_right_for_all_that_say(mixtures: list[CaseComparison]) -> None:
-    assert all(mixture.fits_in_memory for mixture in mixtures)  # all of them ran
+def test_moe_runs_are_predicted_to_fit(moe_comparisons: list[CaseComparison]) -> None:
+    assert all(comparison.fits_in_memory for comparison in moe_comparisons)  # all of them ran
 
 
-def test_what_megatron_holds_between_steps_is_states_workspaces_and_messages(comparisons: list[CaseComparison]) -> None:
+def test_megatron_memory_between_steps(comparisons: list[CaseComparison]) -> None:
     """But for fp16, where the optimizer's copies of gradients in fp32 are there until the next step zeroes them."""
-    held = zip(read_memory(), comparisons, strict=True)
-    between = [
-        case_comparison for case, case_comparison in held if _between_steps(case) and case.text("precision") == "bf16"
+    pairs = zip(read_memory(), comparisons, strict=True)
+    between_steps = [
+        comparison for case, comparison in pairs if _is_between_steps(case) and case.text("precision") == "bf16"
     ]
-    mape = summarize_comparisons(between).mape
-    assert len(between) >= 60
+    mape = summarize_comparisons(between_steps).mape
+    assert len(between_steps) >= 60
     assert mape is not None
     assert mape <= 0.025
 
 
-def _between_steps(case: ValidationCase) -> bool:
+def _is_between_steps(case: ValidationCase) -> bool:
     return case.text("source") == "megatron-lm-ci" and case.text("quantity") == "allocated_at_log"
 
 
-def test_no_allocated_peak_of_simumax_is_off_by_more_than_eight_percent(allocated: list[CaseComparison]) -> None:
+def test_simumax_allocated_peak_errors_are_below_8_percent(allocated: list[CaseComparison]) -> None:
     errors = [
-        case_comparison.error
-        for case_comparison in allocated
-        if case_comparison.source == "simumax-b200" and case_comparison.error is not None
+        comparison.error
+        for comparison in allocated
+        if comparison.source == "simumax-b200" and comparison.error is not None
     ]
     assert max(map(abs, errors)) <= 0.08
 
 
-def test_the_number_of_microbatches_does_not_matter(
+def test_peak_memory_does_not_depend_on_microbatch_count(
     comparisons: list[CaseComparison], allocated: list[CaseComparison]
 ) -> None:
     """SimuMax measured some layouts with 4, 8 and 32 microbatches: the same within a thousandth, as predicted."""
@@ -111,7 +109,7 @@ def test_the_number_of_microbatches_does_not_matter(
             layout = " ".join(case.text(column) for column in columns)
             by_layout.setdefault((layout, case.text("quantity")), []).append(comparison)
     assert sum(len(group) > 1 for group in by_layout.values()) >= 5
-    for first, *others in by_layout.values():
-        for other in others:
+    for first, *other_comparisons in by_layout.values():
+        for other in other_comparisons:
             assert other.measured == pytest.approx(first.measured, rel=1e-3)
             assert other.predicted == pytest.approx(first.predicted)

@@ -16,11 +16,11 @@ from clustersim.validation.steps import compare_steps, read_steps
 from clustersim.validation.summary import DENSE_COVERAGE, MOE_COVERAGE, ValidationSummary, summarize_steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
-WORSE = 0.005
+MAX_MAPE_INCREASE = 0.005
 """How much a source's mean error may rise over the table of docs/validation.md before this fails: half a point."""
 SWEEPS = ("bloom", "vtrain", "zero-bubble", "dgxc")  # of layouts of large jobs
-LEAST = 5  # cases of a source that says something of itself
-LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>[\d,]+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
+MIN_CASES = 5  # cases of a source that says something of itself
+TABLE_LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>[\d,]+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
 
 pytestmark = pytest.mark.slow
 
@@ -31,83 +31,85 @@ def summary() -> ValidationSummary:
     return summarize_steps(cases, compare_steps(cases))
 
 
-def table() -> dict[str, tuple[int, float]]:
+def documented_errors() -> dict[str, tuple[int, float]]:
     """Cases and mean error of every source and part of a source in the table of steps of docs/validation.md."""
     text = PAGE.read_text(encoding="utf-8")
     block = text[text.index("step time: predicted against measured") :].split("```", 1)[0]
-    found = {
+    errors = {
         match["source"]: (int(match["cases"].replace(",", "")), float(match["mean"]) / 100)
-        for match in LINE.finditer(block)
+        for match in TABLE_LINE.finditer(block)
     }
-    assert len(found) >= 12
-    return found
+    assert len(errors) >= 12
+    return errors
 
 
-def test_no_source_is_worse_than_readme_says(summary: ValidationSummary) -> None:
-    told = table()
+def test_no_source_is_worse_than_documented(summary: ValidationSummary) -> None:
+    documented = documented_errors()
     simulated = {
         simulated_source_label(source): error_statistics
         for source, error_statistics in statistics_by_source(summary.simulated_by_others).items()
     }
     for source, quality in {**summary.statistics_by_source, **simulated}.items():
         if quality.mape is not None:
-            cases, mean = told[source]
+            cases, documented_mape = documented[source]
             assert quality.n == cases, source
-            assert quality.mape <= mean + WORSE, source
-    assert summary.overall.n == told["all cases"][0]
+            assert quality.mape <= documented_mape + MAX_MAPE_INCREASE, source
+    assert summary.overall.n == documented["all cases"][0]
 
 
-def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: ValidationSummary) -> None:
+def test_macro_averaged_error_of_identified_cases(summary: ValidationSummary) -> None:
     """Where it is known what the software does and what was run (quality A and B), half a point above what they are.
 
     Two sources of five cases or more are far off, and the manual says so: long contexts with optimizers on the host,
     and reductions that nothing hides over RoCE.
     """
-    known = {
+    identified_ids = {
         case.text("case_id")
         for case in read_steps()
         if is_high_precision_dense(case) and framework_defaults(case).is_verified
     }
-    sources = statistics_by_source(comparison for comparison in summary.comparisons if comparison.case_id in known)
-    whole = macro_average(sources.values())
-    assert whole is not None
-    assert whole.mape <= 0.086
-    assert abs(whole.bias) <= 0.03
-    assert sum((quality.mape or 0.0) > 0.15 for quality in sources.values() if quality.n >= LEAST) <= 2
+    sources = statistics_by_source(
+        comparison for comparison in summary.comparisons if comparison.case_id in identified_ids
+    )
+    macro_quality = macro_average(sources.values())
+    assert macro_quality is not None
+    assert macro_quality.mape <= 0.086
+    assert abs(macro_quality.bias) <= 0.03
+    assert sum((quality.mape or 0.0) > 0.15 for quality in sources.values() if quality.n >= MIN_CASES) <= 2
 
 
-def test_every_dense_case_of_known_quality_is_predicted(summary: ValidationSummary) -> None:
+def test_coverage_of_dense_cases(summary: ValidationSummary) -> None:
     assert summary.coverage_by_category[DENSE_COVERAGE].expressible_count >= 651
     assert (summary.coverage_by_category[DENSE_COVERAGE].share or 0.0) >= 0.95
     assert all(comparison.skip_reason for comparison in summary.comparisons if comparison.predicted is None)
 
 
-def test_every_mixture_of_known_quality_is_predicted(summary: ValidationSummary) -> None:
+def test_coverage_of_moe_cases(summary: ValidationSummary) -> None:
     assert summary.coverage_by_category[MOE_COVERAGE].expressible_count >= 57
     assert (summary.coverage_by_category[MOE_COVERAGE].share or 0.0) >= 0.95
 
 
-def test_the_layout_that_is_predicted_fastest_is_nearly_the_fastest(summary: ValidationSummary) -> None:
+def test_predicted_fastest_layout_has_low_regret(summary: ValidationSummary) -> None:
     """In FP8 two layouts of Llama 3.1 70B, of two releases, come out the wrong way round at six sizes."""
     ranking = summary.layout_ranking
     assert ranking is not None
     assert ranking.mean_regret is not None
     assert ranking.mean_regret <= 0.025
-    wide = _of(ranking, lambda source: "narrow formats" not in source)
-    assert wide.mean_regret is not None
-    assert wide.mean_regret <= 0.02
-    assert (wide.mean_kendall_tau or 0.0) >= 0.72
-    sweeps = _of(ranking, lambda source: source in SWEEPS)
+    high_precision = _select_sources(ranking, lambda source: "narrow formats" not in source)
+    assert high_precision.mean_regret is not None
+    assert high_precision.mean_regret <= 0.02
+    assert (high_precision.mean_kendall_tau or 0.0) >= 0.72
+    sweeps = _select_sources(ranking, lambda source: source in SWEEPS)
     assert len(sweeps.by_source()) == len(SWEEPS)
     assert sweeps.mean_regret is not None
     assert sweeps.mean_regret <= 0.015 < (sweeps.mean_random_regret or 0.0)
 
 
-def _of(ranking: LayoutRanking, wanted: Callable[[str], bool]) -> LayoutRanking:
-    return LayoutRanking(tuple(layout_set for layout_set in ranking.sets if wanted(layout_set.source)))
+def _select_sources(ranking: LayoutRanking, is_selected: Callable[[str], bool]) -> LayoutRanking:
+    return LayoutRanking(tuple(layout_set for layout_set in ranking.sets if is_selected(layout_set.source)))
 
 
-def test_bands_hold_what_was_measured(summary: ValidationSummary) -> None:
+def test_prediction_intervals_cover_the_measurements(summary: ValidationSummary) -> None:
     """Sources count alike; the fit has seen these, so that more may be inside than of unseen ones."""
     assert summary.interval_coverage[ALL_STEPS].n == summary.overall.n
     assert summary.interval_coverage[ALL_STEPS].share >= 0.85

@@ -21,57 +21,64 @@ from clustersim.scenario.reliability import ReliabilityModel, RestartTimes
 HOUR, DAY = 3600.0, 86400.0
 
 
-def site(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> FailureDomains:
+def failure_domains(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> FailureDomains:
     """Nodes of 8 GPUs and NICs, 16 of them under a switch; every node is a replica."""
     leaf = tuple(node // 16 for node in range(nodes))
     return FailureDomains(8 * nodes, nodes, per_rack, bound, leaf, 8 * nodes, len(set(leaf)), 8)
 
 
-def breaking(between: float, **more: Any) -> FailureMode:
+def job_failure(mean_interval: float, **fields: Any) -> FailureMode:
     """Something that ends the job every so many seconds on average, and takes no node unless it is said."""
     return FailureMode(
-        "it", FailureRate(FailureComponent.JOB, 1.0 / between), **{"takes": FailureDomain.NOTHING, **more}
+        "it", FailureRate(FailureComponent.JOB, 1.0 / mean_interval), **{"takes": FailureDomain.NOTHING, **fields}
     )
 
 
-def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
+def relative_rate(missing_nodes: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
     """Work of so many nodes of 64, slowed as much as the slowest part."""
-    rate = (64 - missing) / 64 * (1.0 if slower is None else slower.remaining_fraction)
+    rate = (64 - missing_nodes) / 64 * (1.0 if slowdown is None else slowdown.remaining_fraction)
     return (HEALTHY if rate == 1.0 else f"{rate:.3f}"), rate
 
 
-def terms(
-    said: ReliabilityModel,
-    saving: CheckpointTimeline,
+def job_parameters(
+    reliability: ReliabilityModel,
+    checkpoints: CheckpointTimeline,
     work: float,
     *,
     load: float = 0.0,
-    place: FailureDomains | None = None,
+    domains: FailureDomains | None = None,
 ) -> JobParameters:
     """What a job does."""
     return JobParameters(
-        said, place or site(), saving, work, load, saving.block_seconds + saving.drain_seconds, pace, 100.0 * work
+        reliability,
+        domains or failure_domains(),
+        checkpoints,
+        work,
+        load,
+        checkpoints.block_seconds + checkpoints.drain_seconds,
+        relative_rate,
+        100.0 * work,
     )
 
 
-def run(job: JobParameters, number: int = 0, seed: int = 1) -> TrainingRun:
+def simulate_run(parameters: JobParameters, run_id: int = 0, seed: int = 1) -> TrainingRun:
     """One run."""
-    events = generate_failures(job.reliability, job.domains, seed, number, job.work)
-    return JobSimulation(job, events).run(number)
+    events = generate_failures(parameters.reliability, parameters.domains, seed, run_id, parameters.work)
+    return JobSimulation(parameters, events).run(run_id)
 
 
-def run_at(job: JobParameters, *times: float) -> TrainingRun:
+def run_with_failures_at(parameters: JobParameters, *times: float) -> TrainingRun:
     """A run in which the first kind of failure happens at given times, on node 0."""
-    return JobSimulation(job, iter([FailureEvent(time, 0, 0, (0.0,) * DRAWS_PER_EVENT) for time in times])).run()
+    return JobSimulation(parameters, iter([FailureEvent(time, 0, 0, (0.0,) * DRAWS_PER_EVENT) for time in times])).run()
 
 
-def mean(job: JobParameters, many: int, *, seed: int = 1) -> float:
+def mean_wall_seconds(parameters: JobParameters, run_count: int, *, seed: int = 1) -> float:
     """The mean wall time over runs."""
-    return sum(run(job, number, seed).wall for number in range(many)) / many
+    return sum(simulate_run(parameters, run_id, seed).wall for run_id in range(run_count)) / run_count
 
 
-def said(failures: Sequence[FailureMode], restart: float = 0.0, **more: Any) -> ReliabilityModel:
+def reliability_model(failures: Sequence[FailureMode], restart_seconds: float = 0.0, **fields: Any) -> ReliabilityModel:
     """What is said, with restarts of so many seconds."""
     return ReliabilityModel(
-        failures=tuple(failures), restart=RestartTimes(drain=DurationDistribution.constant(restart)), **more
+        failures=tuple(failures), restart=RestartTimes(drain=DurationDistribution.constant(restart_seconds)), **fields
     )

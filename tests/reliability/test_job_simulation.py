@@ -20,7 +20,17 @@ from clustersim.reliability.checkpoint_cost import daly_interval, young_interval
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.scenario.reliability import ElasticPolicy, MaintenanceWindow, ReliabilityModel, SparePool
 from tests.conftest import examples
-from tests.reliability.job_helpers import DAY, HOUR, breaking, mean, run, run_at, said, site, terms
+from tests.reliability.job_helpers import (
+    DAY,
+    HOUR,
+    failure_domains,
+    job_failure,
+    job_parameters,
+    mean_wall_seconds,
+    reliability_model,
+    run_with_failures_at,
+    simulate_run,
+)
 
 
 @given(
@@ -28,18 +38,20 @@ from tests.reliability.job_helpers import DAY, HOUR, breaking, mean, run, run_at
     compute=st.floats(0.5, 1e5),
     block=st.floats(0.0, 1e3),
 )
-def test_without_failures_it_takes_the_steps_and_the_checkpoints(work: float, compute: float, block: float) -> None:
+def test_without_failures_wall_time_is_work_plus_checkpoints(work: float, compute: float, block: float) -> None:
     """One after each interval that is not the last one's end, and one at the end."""
-    found = run(replace(terms(said([]), CheckpointTimeline(compute, block), work), max_wall=1e12))
+    result = simulate_run(
+        replace(job_parameters(reliability_model([]), CheckpointTimeline(compute, block), work), max_wall=1e12)
+    )
     snapshots = max(0, math.ceil(work / compute * (1.0 - 1e-9)) - 1)
-    assert found.wall == pytest.approx(work + (snapshots + 1) * block)
-    assert found.work == pytest.approx(work)
-    assert found.finished
-    assert found.losses["checkpoints"] == pytest.approx((snapshots + 1) * block, abs=1e-6)
+    assert result.wall == pytest.approx(work + (snapshots + 1) * block)
+    assert result.work == pytest.approx(work)
+    assert result.finished
+    assert result.losses["checkpoints"] == pytest.approx((snapshots + 1) * block, abs=1e-6)
 
 
 @pytest.mark.parametrize(("between", "restart", "block", "compute"), [(3.0, 10.0, 1.0, 30.0), (1.0, 5.0, 2.0, 20.0)])
-def test_the_mean_is_dalys_where_his_assumptions_hold(
+def test_the_mean_wall_time_matches_daly_under_his_assumptions(
     between: float, restart: float, block: float, compute: float
 ) -> None:
     """Failures without memory at rate 1/M, also while a checkpoint is written and while the job restarts.
@@ -52,83 +64,89 @@ def test_the_mean_is_dalys_where_his_assumptions_hold(
     m, r, delta, tau = between * HOUR, restart * 60.0, block * 60.0, compute * 60.0
     work = 200.0 * tau
     expected = m * (math.exp((tau + delta) / m) - 1.0) * math.exp(r / m) * work / tau
-    job = terms(said([breaking(m)], r), CheckpointTimeline(tau, delta), work)
-    assert mean(job, 150) == pytest.approx(expected, rel=0.01)
+    job = job_parameters(reliability_model([job_failure(m)], r), CheckpointTimeline(tau, delta), work)
+    assert mean_wall_seconds(job, 150) == pytest.approx(expected, rel=0.01)
 
 
 def test_expected_ettr_of_the_published_formula_holds_where_losses_are_small() -> None:
     """E[ETTR] = (1 - N r (u + dt/2)) / (1 + w/dt) (arXiv:2410.21680) is of first order in N r: a failure in 2 days."""
-    nodes, rate, restart, every, write = 64, 1.0 / (64 * 2 * DAY), 300.0, 1800.0, 20.0
-    job = terms(said([breaking(1.0 / (nodes * rate))], restart), CheckpointTimeline(every, write), 30.0 * DAY)
-    expected = (1.0 - nodes * rate * (restart + every / 2.0)) / (1.0 + write / every)
-    runs = [run(job, number) for number in range(60)]
+    nodes, rate, restart, interval, write = 64, 1.0 / (64 * 2 * DAY), 300.0, 1800.0, 20.0
+    job = job_parameters(
+        reliability_model([job_failure(1.0 / (nodes * rate))], restart), CheckpointTimeline(interval, write), 30.0 * DAY
+    )
+    expected = (1.0 - nodes * rate * (restart + interval / 2.0)) / (1.0 + write / interval)
+    runs = [simulate_run(job, run_id) for run_id in range(60)]
     assert sum(training_run.work for training_run in runs) / sum(item.wall for item in runs) == pytest.approx(
         expected, rel=0.01
     )
 
 
-def test_where_restarts_are_as_long_as_the_time_between_failures_the_formula_misleads() -> None:
+def test_the_first_order_ettr_formula_fails_for_long_restarts() -> None:
     """It says a quarter; Daly's exact mean, which the runs meet, says less than half of that."""
-    between, restart, every, write = HOUR, 0.6 * HOUR, 1200.0, 60.0
-    first = (1.0 - (restart + every / 2.0) / between) / (1.0 + write / every)
-    exact = every / (between * (math.exp((every + write) / between) - 1.0) * math.exp(restart / between))
-    job = terms(said([breaking(between)], restart), CheckpointTimeline(every, write), 2.0 * DAY)
-    runs = [run(job, number) for number in range(60)]
+    mean_interval, restart, interval, write = HOUR, 0.6 * HOUR, 1200.0, 60.0
+    first_order = (1.0 - (restart + interval / 2.0) / mean_interval) / (1.0 + write / interval)
+    exact = interval / (
+        mean_interval * (math.exp((interval + write) / mean_interval) - 1.0) * math.exp(restart / mean_interval)
+    )
+    job = job_parameters(
+        reliability_model([job_failure(mean_interval)], restart), CheckpointTimeline(interval, write), 2.0 * DAY
+    )
+    runs = [simulate_run(job, run_id) for run_id in range(60)]
     ettr = sum(training_run.work for training_run in runs) / sum(item.wall for item in runs)
     assert ettr == pytest.approx(exact, rel=0.05)
-    assert abs(first - exact) > 0.2
+    assert abs(first_order - exact) > 0.2
 
 
 @pytest.mark.parametrize("formula", [young_interval, daly_interval])
-def test_formulas_are_within_one_percent_of_the_best_interval(formula: object) -> None:
+def test_interval_formulas_are_within_one_percent_of_the_optimum(formula: object) -> None:
     """Of Daly's exact mean, over all intervals, with checkpoints that take a hundredth of the time between failures."""
-    between, cost = 3.0 * HOUR, 0.01 * 3.0 * HOUR
+    mean_interval, cost = 3.0 * HOUR, 0.01 * 3.0 * HOUR
 
-    def slowdown(every: float) -> float:
-        return between * (math.exp((every + cost) / between) - 1.0) / every
+    def slowdown(interval: float) -> float:
+        return mean_interval * (math.exp((interval + cost) / mean_interval) - 1.0) / interval
 
-    best = min(slowdown(between * 2.0 ** (place / 50.0)) for place in range(-400, 100))
+    best = min(slowdown(mean_interval * 2.0 ** (exponent / 50.0)) for exponent in range(-400, 100))
     assert callable(formula)
-    assert slowdown(formula(cost, between)) == pytest.approx(best, rel=0.01)
+    assert slowdown(formula(cost, mean_interval)) == pytest.approx(best, rel=0.01)
 
 
 EFFECTS = st.sampled_from(
     [FailureEffect.STOP, FailureEffect.HANG, FailureEffect.CORRUPT, FailureEffect.SLOW, FailureEffect.PLANNED]
 )
-LENGTHS = st.tuples(st.floats(1.0, 2e4), st.floats(1.0, 20.0)).map(
+DURATIONS = st.tuples(st.floats(1.0, 2e4), st.floats(1.0, 20.0)).map(
     lambda each: DurationDistribution(each[0], each[0] * each[1])
 )
 
 
 @st.composite
-def failures(draw: st.DrawFn) -> tuple[FailureMode, ...]:
-    found = []
-    for number in range(draw(st.integers(1, 4))):
+def failure_modes(draw: st.DrawFn) -> tuple[FailureMode, ...]:
+    modes = []
+    for index in range(draw(st.integers(1, 4))):
         effect = draw(EFFECTS)
         nic = draw(st.booleans())
-        found.append(
+        modes.append(
             FailureMode(
-                f"kind-{number}",
+                f"kind-{index}",
                 FailureRate(draw(st.sampled_from([*FailureComponent])), draw(st.floats(1e-9, 3e-7))),
                 effect=effect,
                 failure_domain=draw(st.sampled_from([*FailureDomain])),
                 weibull_shape=draw(st.sampled_from([1.0, 0.7, 2.0])),
-                detection_time=draw(LENGTHS),
-                discovery_time=draw(LENGTHS),
-                repair_time=draw(LENGTHS),
+                detection_time=draw(DURATIONS),
+                discovery_time=draw(DURATIONS),
+                repair_time=draw(DURATIONS),
                 slowdown=FailureSlowdown(draw(st.floats(0.3, 0.95)), affects_nic=nic)
                 if effect is FailureEffect.SLOW
                 else None,
             )
         )
-    return tuple(found)
+    return tuple(modes)
 
 
 RELIABILITIES = st.builds(
     ReliabilityModel,
-    failures=failures(),
+    failures=failure_modes(),
     spread=st.sampled_from([1.0, 1.7]),
-    restart=st.builds(said, st.just([]), st.floats(0.0, 2000.0)).map(lambda each: each.restart),
+    restart=st.builds(reliability_model, st.just([]), st.floats(0.0, 2000.0)).map(lambda each: each.restart),
     spares=st.builds(SparePool, st.integers(0, 20), st.integers(0, 1)),
     elastic=st.sampled_from([*ElasticPolicy]),
     quarantine=st.booleans(),
@@ -156,29 +174,37 @@ SAVINGS = st.one_of(
 @given(reliability=RELIABILITIES, saving=SAVINGS, bound=st.booleans(), number=st.integers(0, 3))
 def test_time_is_conserved(reliability: ReliabilityModel, saving: CheckpointTimeline, bound: bool, number: int) -> None:
     """Work and losses sum to the wall time; nodes are in the job, idle or in repair; states are a part of it."""
-    place = site(bound=bound)
-    job = replace(terms(reliability, saving, 5.0 * DAY, load=60.0, place=place), max_wall=60.0 * DAY)
-    found = run(job, number)
-    assert found.work + sum(found.losses.values()) == pytest.approx(found.wall, rel=1e-9)
-    assert min(found.losses.values()) >= -1e-6 * found.wall
-    there = (
-        place.nodes + (reliability.spares.shared_nodes or 0) + reliability.spares.nodes_per_rack * place.counts.racks
+    domains = failure_domains(bound=bound)
+    job = replace(job_parameters(reliability, saving, 5.0 * DAY, load=60.0, domains=domains), max_wall=60.0 * DAY)
+    result = simulate_run(job, number)
+    assert result.work + sum(result.losses.values()) == pytest.approx(result.wall, rel=1e-9)
+    assert min(result.losses.values()) >= -1e-6 * result.wall
+    node_count = (
+        domains.nodes
+        + (reliability.spares.shared_nodes or 0)
+        + reliability.spares.nodes_per_rack * domains.counts.racks
     )
-    assert sum(found.nodes.values()) == pytest.approx(there * found.wall, rel=1e-9)
-    assert min(found.nodes.values()) >= 0.0
-    assert sum(found.states.values()) <= found.wall * (1.0 + 1e-9)
-    assert found.work == pytest.approx(job.work) if found.finished else found.work <= job.work
-    assert run(job, number) == found
+    assert sum(result.nodes.values()) == pytest.approx(node_count * result.wall, rel=1e-9)
+    assert min(result.nodes.values()) >= 0.0
+    assert sum(result.states.values()) <= result.wall * (1.0 + 1e-9)
+    assert result.work == pytest.approx(job.work) if result.finished else result.work <= job.work
+    assert simulate_run(job, number) == result
 
 
-def better(
-    one: ReliabilityModel, other: ReliabilityModel, saving: CheckpointTimeline, faster: CheckpointTimeline
+def assert_no_worse(
+    baseline: ReliabilityModel,
+    improved: ReliabilityModel,
+    checkpoints: CheckpointTimeline,
+    improved_checkpoints: CheckpointTimeline,
 ) -> None:
     """The mean with one is not below that with the other, in the same runs; a thousandth is left to luck."""
-    assert mean(terms(other, faster, 5.0 * DAY), 40) <= mean(terms(one, saving, 5.0 * DAY), 40) * 1.001
+    assert (
+        mean_wall_seconds(job_parameters(improved, improved_checkpoints, 5.0 * DAY), 40)
+        <= mean_wall_seconds(job_parameters(baseline, checkpoints, 5.0 * DAY), 40) * 1.001
+    )
 
 
-BROKEN = breaking(
+NODE_FAILURE = job_failure(
     6.0 * HOUR,
     takes=FailureDomain.NODE,
     repair=DurationDistribution(10.0 * HOUR, 40.0 * HOUR),
@@ -188,26 +214,28 @@ BROKEN = breaking(
 
 @pytest.mark.parametrize("few", [0, 1, 2, 4, 8])
 def test_more_spares_never_raise_the_mean(few: int) -> None:
-    one, other = (said([BROKEN], 300.0, spares=SparePool(nodes)) for nodes in (few, few + 1))
-    better(one, other, CheckpointTimeline(1800.0, 30.0), CheckpointTimeline(1800.0, 30.0))
+    fewer, more = (reliability_model([NODE_FAILURE], 300.0, spares=SparePool(nodes)) for nodes in (few, few + 1))
+    assert_no_worse(fewer, more, CheckpointTimeline(1800.0, 30.0), CheckpointTimeline(1800.0, 30.0))
 
 
 def test_faster_storage_restarts_and_detection_never_raise_the_mean() -> None:
-    slow = said([BROKEN], 300.0, spares=SparePool(8))
+    slow = reliability_model([NODE_FAILURE], 300.0, spares=SparePool(8))
     saving = CheckpointTimeline(1800.0, 30.0)
-    better(slow, slow, saving, CheckpointTimeline(1800.0, 15.0))
-    better(slow, said([BROKEN], 100.0, spares=SparePool(8)), saving, saving)
-    better(
+    assert_no_worse(slow, slow, saving, CheckpointTimeline(1800.0, 15.0))
+    assert_no_worse(slow, reliability_model([NODE_FAILURE], 100.0, spares=SparePool(8)), saving, saving)
+    assert_no_worse(
         slow,
-        said([replace(BROKEN, detection_time=DurationDistribution.constant(0.0))], 300.0, spares=SparePool(8)),
+        reliability_model(
+            [replace(NODE_FAILURE, detection_time=DurationDistribution.constant(0.0))], 300.0, spares=SparePool(8)
+        ),
         saving,
         saving,
     )
-    better(slow, replace(slow, rate_factor=0.5), saving, saving)
-    better(slow, replace(slow, repair_slots=None), saving, saving)
+    assert_no_worse(slow, replace(slow, rate_factor=0.5), saving, saving)
+    assert_no_worse(slow, replace(slow, repair_slots=None), saving, saving)
 
 
-def test_a_slow_part_slows_the_job_until_it_is_found() -> None:
+def test_a_slow_component_degrades_the_job_until_detection() -> None:
     """One after 1,000 s at 80 %, found after 500 s: 500 s at 80 %, a checkpoint of 10 s and a restart of 100 s."""
     slow = FailureMode(
         "slow",
@@ -217,102 +245,120 @@ def test_a_slow_part_slows_the_job_until_it_is_found() -> None:
         slowdown=FailureSlowdown(0.8),
         repair_time=DurationDistribution.constant(1.0),
     )
-    job = terms(said([slow], 100.0, spares=SparePool(1)), CheckpointTimeline(1e5, 10.0), 3000.0)
-    found = run_at(job, 1000.0)
-    assert found.losses["degraded"] == pytest.approx(100.0)
-    assert found.losses["restart"] == 100.0
-    assert found.losses["checkpoints"] == pytest.approx(20.0)
-    assert found.states["0.800"] == pytest.approx(500.0)
-    assert found.wall == pytest.approx(3000.0 + 100.0 + 100.0 + 20.0)
-    assert found.interruptions == 0
+    job = job_parameters(reliability_model([slow], 100.0, spares=SparePool(1)), CheckpointTimeline(1e5, 10.0), 3000.0)
+    result = run_with_failures_at(job, 1000.0)
+    assert result.losses["degraded"] == pytest.approx(100.0)
+    assert result.losses["restart"] == 100.0
+    assert result.losses["checkpoints"] == pytest.approx(20.0)
+    assert result.states["0.800"] == pytest.approx(500.0)
+    assert result.wall == pytest.approx(3000.0 + 100.0 + 100.0 + 20.0)
+    assert result.interruptions == 0
 
 
-def test_wrong_numbers_are_gone_back_behind() -> None:
+def test_silent_corruption_rolls_back_to_a_snapshot_before_it() -> None:
     """Wrong from 2,500 s on, found 1,500 s later: back to the snapshot that began at 2,010 s, after 2,000 s of work."""
-    wrong = FailureMode(
+    corruption = FailureMode(
         "wrong",
         FailureRate(FailureComponent.JOB, 1e-9),
         FailureEffect.CORRUPT,
         FailureDomain.NOTHING,
         discovery_time=DurationDistribution.constant(1500.0),
     )
-    found = run_at(terms(said([wrong], 100.0), CheckpointTimeline(1000.0, 10.0), 10_000.0), 2500.0)
-    assert found.losses["lost_work"] == pytest.approx(4000.0 - 30.0 - 2000.0)
+    result = run_with_failures_at(
+        job_parameters(reliability_model([corruption], 100.0), CheckpointTimeline(1000.0, 10.0), 10_000.0), 2500.0
+    )
+    assert result.losses["lost_work"] == pytest.approx(4000.0 - 30.0 - 2000.0)
 
 
-def test_peers_have_what_one_node_lost_and_not_what_a_rack_did() -> None:
+def test_peer_snapshots_survive_a_node_failure_but_not_a_rack_failure() -> None:
     """Snapshots every 100 s, each tenth stored: a node costs what came since the last one, a rack since the tenth."""
     saving = CheckpointTimeline(100.0, 0.0, 1.0, 0.0, 10, has_peer_copies=True)
     for takes, safe in ((FailureDomain.NODE, 1500.0), (FailureDomain.RACK, 1000.0)):
-        lost = FailureMode("it", FailureRate(FailureComponent.JOB, 1e-9), failure_domain=takes)
-        found = run_at(terms(said([lost], 10.0, spares=SparePool(4)), saving, 5000.0), 1550.0)
-        assert found.losses["lost_work"] == pytest.approx(1550.0 - safe)
+        failure = FailureMode("it", FailureRate(FailureComponent.JOB, 1e-9), failure_domain=takes)
+        result = run_with_failures_at(
+            job_parameters(reliability_model([failure], 10.0, spares=SparePool(4)), saving, 5000.0), 1550.0
+        )
+        assert result.losses["lost_work"] == pytest.approx(1550.0 - safe)
 
 
-def test_a_job_that_shrinks_goes_on_with_what_is_left() -> None:
+def test_an_elastic_job_continues_with_the_remaining_nodes() -> None:
     """One of 64 nodes is lost for good: it waits for ever, or goes on at 63/64 of its pace."""
-    lost = FailureMode(
+    failure = FailureMode(
         "it",
         FailureRate(FailureComponent.JOB, 1e-9),
         failure_domain=FailureDomain.NODE,
         repair_time=DurationDistribution.constant(1e8),
     )
-    job = terms(said([lost], 0.0, spares=SparePool(0)), CheckpointTimeline(500.0, 0.0), 64_000.0)
-    assert not run_at(job, 1000.0).finished
+    job = job_parameters(
+        reliability_model([failure], 0.0, spares=SparePool(0)), CheckpointTimeline(500.0, 0.0), 64_000.0
+    )
+    assert not run_with_failures_at(job, 1000.0).finished
     shrunk = replace(job, reliability=replace(job.reliability, elastic=ElasticPolicy.SHRINK_BATCH))
-    found = run_at(shrunk, 1000.0)
-    assert found.finished
-    assert found.wall == pytest.approx(1000.0 + (64_000.0 - 1000.0) * 64 / 63)
+    result = run_with_failures_at(shrunk, 1000.0)
+    assert result.finished
+    assert result.wall == pytest.approx(1000.0 + (64_000.0 - 1000.0) * 64 / 63)
 
 
-def test_nodes_that_come_back_are_used_again() -> None:
+def test_repaired_nodes_rejoin_an_elastic_job() -> None:
     """Repaired after 10,000 s: a restart of 50 s behind a checkpoint, then the full pace."""
-    lost = FailureMode(
+    failure = FailureMode(
         "it",
         FailureRate(FailureComponent.JOB, 1e-9),
         failure_domain=FailureDomain.NODE,
         repair_time=DurationDistribution.constant(1e4),
     )
-    said_ = said([lost], 50.0, spares=SparePool(0), elastic=ElasticPolicy.SHRINK_BATCH)
-    found = run_at(terms(said_, CheckpointTimeline(500.0, 0.0), 64_000.0), 1000.0)
-    assert found.losses["restart"] == 100.0
-    assert found.losses["degraded"] == pytest.approx((1e4 - 50.0) / 64)
+    reliability = reliability_model([failure], 50.0, spares=SparePool(0), elastic=ElasticPolicy.SHRINK_BATCH)
+    result = run_with_failures_at(job_parameters(reliability, CheckpointTimeline(500.0, 0.0), 64_000.0), 1000.0)
+    assert result.losses["restart"] == 100.0
+    assert result.losses["degraded"] == pytest.approx((1e4 - 50.0) / 64)
 
 
-def test_of_crews_one_repairs_one_node_at_a_time() -> None:
+def test_one_repair_crew_repairs_one_node_at_a_time() -> None:
     """Two nodes are lost at once by a rack of two: with one crew the second is back after twice the time."""
-    for crews, waits in ((None, 1000.0), (1, 2000.0)):
-        lost = FailureMode(
+    for crews, waiting_seconds in ((None, 1000.0), (1, 2000.0)):
+        failure = FailureMode(
             "it",
             FailureRate(FailureComponent.JOB, 1e-9),
             failure_domain=FailureDomain.RACK,
             repair_time=DurationDistribution.constant(1000.0),
         )
-        job = terms(
-            said([lost], spares=SparePool(0), crews=crews), CheckpointTimeline(50.0, 0.0), 1e4, place=site(per_rack=2)
+        job = job_parameters(
+            reliability_model([failure], spares=SparePool(0), crews=crews),
+            CheckpointTimeline(50.0, 0.0),
+            1e4,
+            domains=failure_domains(per_rack=2),
         )
-        assert run_at(job, 100.0).losses["waiting"] == pytest.approx(waits)
+        assert run_with_failures_at(job, 100.0).losses["waiting"] == pytest.approx(waiting_seconds)
 
 
-def test_a_node_of_a_domain_is_replaced_from_its_rack_or_with_it() -> None:
+def test_a_node_of_an_nvlink_rack_is_replaced_within_it_or_with_the_rack() -> None:
     """A rack of 4 that is one domain: 3 nodes elsewhere do not help, 4 do, and so does one of its own."""
-    lost = FailureMode(
+    failure = FailureMode(
         "it",
         FailureRate(FailureComponent.JOB, 1e-9),
         failure_domain=FailureDomain.NODE,
         repair_time=DurationDistribution.constant(1000.0),
     )
-    for spares, waits in ((SparePool(3), 1000.0), (SparePool(4), 0.0), (SparePool(0, 1), 0.0)):
-        job = terms(said([lost], spares=spares), CheckpointTimeline(50.0, 0.0), 1e4, place=site(bound=True))
-        assert run_at(job, 100.0).losses["waiting"] == pytest.approx(waits)
+    for spares, waiting_seconds in ((SparePool(3), 1000.0), (SparePool(4), 0.0), (SparePool(0, 1), 0.0)):
+        job = job_parameters(
+            reliability_model([failure], spares=spares),
+            CheckpointTimeline(50.0, 0.0),
+            1e4,
+            domains=failure_domains(bound=True),
+        )
+        assert run_with_failures_at(job, 100.0).losses["waiting"] == pytest.approx(waiting_seconds)
 
 
-def test_maintenance_comes_behind_a_checkpoint() -> None:
+def test_maintenance_starts_after_a_checkpoint() -> None:
     """Every 10,000 s for 100 s: of 25,000 s of work two times, with a checkpoint of 5 s and a restart of 20 s each."""
-    found = run(
-        terms(said([], 20.0, maintenance=MaintenanceWindow(1e4, 100.0)), CheckpointTimeline(1e6, 5.0), 25_000.0)
+    result = simulate_run(
+        job_parameters(
+            reliability_model([], 20.0, maintenance=MaintenanceWindow(1e4, 100.0)),
+            CheckpointTimeline(1e6, 5.0),
+            25_000.0,
+        )
     )
-    assert found.losses["maintenance"] == 200.0
-    assert found.losses["lost_work"] == 0.0
-    assert found.losses["restart"] == 40.0
-    assert found.wall == pytest.approx(25_000.0 + 200.0 + 40.0 + 15.0)
+    assert result.losses["maintenance"] == 200.0
+    assert result.losses["lost_work"] == 0.0
+    assert result.losses["restart"] == 40.0
+    assert result.wall == pytest.approx(25_000.0 + 200.0 + 40.0 + 15.0)

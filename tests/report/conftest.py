@@ -9,84 +9,100 @@ from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle
 from clustersim.report.timeline_data import KernelTemplates, PipelineTimeline, TimelinePath, TimelineRow, TimelineSpans
 
 FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
-Box = tuple[int, CategoryStyle, int, int]  # stage, category, microbatch, chunk
+PassKey = tuple[int, CategoryStyle, int, int]  # stage, category, microbatch, chunk
 
 
-def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[CategoryStyle, int, int]]:
+def interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[CategoryStyle, int, int]]:
     """Interleaved 1F1B of one rank (Narayanan 2021, section 2.2): warm-up forwards, then one of each, then the rest."""
     total = microbatches * chunks
-    group = stages * chunks
+    passes_per_group = stages * chunks
 
     def forward(k: int) -> tuple[CategoryStyle, int, int]:
-        return CategoryStyle.FORWARD, k // group * stages + k % stages, k % group // stages
+        return CategoryStyle.FORWARD, k // passes_per_group * stages + k % stages, k % passes_per_group // stages
 
     def backward(k: int) -> tuple[CategoryStyle, int, int]:
-        return CategoryStyle.BACKWARD, k // group * stages + k % stages, chunks - 1 - k % group // stages
+        return (
+            CategoryStyle.BACKWARD,
+            k // passes_per_group * stages + k % stages,
+            chunks - 1 - k % passes_per_group // stages,
+        )
 
-    extra = (stages - stage - 1) * (2 if chunks > 1 else 1) + (chunks - 1) * stages
-    warm = min(total, extra)
-    middle = [step for k in range(total - warm) for step in (forward(warm + k), backward(k))]
-    return [forward(k) for k in range(warm)] + middle + [backward(k) for k in range(total - warm, total)]
+    warmup_limit = (stages - stage - 1) * (2 if chunks > 1 else 1) + (chunks - 1) * stages
+    warmup = min(total, warmup_limit)
+    steady = [step for k in range(total - warmup) for step in (forward(warmup + k), backward(k))]
+    return [forward(k) for k in range(warmup)] + steady + [backward(k) for k in range(total - warmup, total)]
 
 
-def needs(box: Box, stages: int, chunks: int) -> Box | None:
+def dependency(key: PassKey, stages: int, chunks: int) -> PassKey | None:
     """The box whose output this one waits for."""
-    stage, category, microbatch, chunk = box
-    place = chunk * stages + stage
+    stage, category, microbatch, chunk = key
+    virtual_stage = chunk * stages + stage
     if category is CategoryStyle.FORWARD:
-        return None if place == 0 else ((place - 1) % stages, category, microbatch, (place - 1) // stages)
-    if place == stages * chunks - 1:
+        return (
+            None
+            if virtual_stage == 0
+            else ((virtual_stage - 1) % stages, category, microbatch, (virtual_stage - 1) // stages)
+        )
+    if virtual_stage == stages * chunks - 1:
         return (stage, CategoryStyle.FORWARD, microbatch, chunk)
-    return ((place + 1) % stages, category, microbatch, (place + 1) // stages)
+    return ((virtual_stage + 1) % stages, category, microbatch, (virtual_stage + 1) // stages)
 
 
-def run(stages: int, microbatches: int, chunks: int) -> list[tuple[Box, float, float, float, Box | None]]:
+def schedule_passes(
+    stages: int, microbatches: int, chunks: int
+) -> list[tuple[PassKey, float, float, float, PassKey | None]]:
     """(box, waiting since, start, end, cause) in order of start within a stage."""
-    queues = {stage: order(stage, stages, microbatches, chunks) for stage in range(stages)}
-    free = dict.fromkeys(range(stages), 0.0)
-    done: dict[Box, float] = {}
-    out = []
-    while any(queues.values()):
-        for stage, queue in queues.items():
-            while queue and ((need := needs((stage, *queue[0]), stages, chunks)) is None or need in done):
-                box: Box = (stage, *queue.pop(0))
-                came = 0.0 if need is None else done[need] + (SEND if need[0] != stage else 0.0)
-                start = max(free[stage], came)
+    orders = {stage: interleaved_order(stage, stages, microbatches, chunks) for stage in range(stages)}
+    free_at = dict.fromkeys(range(stages), 0.0)
+    end_at: dict[PassKey, float] = {}
+    passes = []
+    while any(orders.values()):
+        for stage, queue in orders.items():
+            while queue and (
+                (required := dependency((stage, *queue[0]), stages, chunks)) is None or required in end_at
+            ):
+                box: PassKey = (stage, *queue.pop(0))
+                arrival = 0.0 if required is None else end_at[required] + (SEND if required[0] != stage else 0.0)
+                start = max(free_at[stage], arrival)
                 end = start + (FORWARD if box[1] is CategoryStyle.FORWARD else BACKWARD) / chunks
-                out.append((box, free[stage], start, end, need if came > free[stage] else None))
-                free[stage] = done[box] = end
-    return out
+                passes.append((box, free_at[stage], start, end, required if arrival > free_at[stage] else None))
+                free_at[stage] = end_at[box] = end
+    return passes
 
 
-def timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stage") -> PipelineTimeline:
+def build_timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stage") -> PipelineTimeline:
     """Boxes, their sends, and a gradient reduce-scatter and optimizer step at the end."""
-    ran = run(stages, microbatches, chunks)
-    number = {box: index for index, (box, *_) in enumerate(ran)}
+    passes = schedule_passes(stages, microbatches, chunks)
+    span_index = {box: index for index, (box, *_) in enumerate(passes)}
     columns: list[tuple[float, ...]] = []
-    for (stage, category, microbatch, chunk), waiting, start, end, cause in ran:
-        look = CATEGORY_STYLES.index(category)
-        after = number[cause] if cause else -1
-        columns.append((stage, 0, look, microbatch, chunk, waiting, start, end, 0, look % 2, 2, after))
-    for (stage, _, microbatch, chunk), _, _, end, _ in ran if stages > 1 else []:
-        look = CATEGORY_STYLES.index(CategoryStyle.PIPELINE)
-        columns.append((stage, 2, look, microbatch, chunk, end, end, end + SEND, 2**27, 3, -1, -1))
-    last = {stage: max(end for (at, *_), _, _, end, _ in ran if at == stage) for stage in range(stages)}
-    for stage, end in last.items():
+    for (stage, category, microbatch, chunk), waiting, start, end, cause in passes:
+        category_index = CATEGORY_STYLES.index(category)
+        cause_index = span_index[cause] if cause else -1
+        columns.append(
+            (stage, 0, category_index, microbatch, chunk, waiting, start, end, 0, category_index % 2, 2, cause_index)
+        )
+    for (stage, _, microbatch, chunk), _, _, end, _ in passes if stages > 1 else []:
+        category_index = CATEGORY_STYLES.index(CategoryStyle.PIPELINE)
+        columns.append((stage, 2, category_index, microbatch, chunk, end, end, end + SEND, 2**27, 3, -1, -1))
+    last_end = {
+        stage: max(end for (pass_stage, *_), _, _, end, _ in passes if pass_stage == stage) for stage in range(stages)
+    }
+    for stage, end in last_end.items():
         reduce, step = CATEGORY_STYLES.index(CategoryStyle.DATA), CATEGORY_STYLES.index(CategoryStyle.OPTIMIZER)
         columns.append((stage, 1, reduce, -1, -1, end, end - 5e-3, end + 1e-2, 3e9, 4, -1, -1))
         columns.append((stage, 0, step, -1, -1, end, end + 1e-2, end + 1.6e-2, 0, 5, -1, len(columns) - 1))
     return PipelineTimeline(
         rows=tuple(TimelineRow(f"{label} {stage}", str(stage), stage * 8, 1024) for stage in range(stages)),
         lanes=("compute", "data parallel", "pipeline"),
-        spans=spans(np.array(columns, dtype=float)),
-        path=path(ran),
+        spans=build_spans(np.array(columns, dtype=float)),
+        path=build_path(passes),
         kernels=KernelTemplates.empty(len(columns)),
     )
 
 
-def spans(table: np.ndarray) -> TimelineSpans:
+def build_spans(table: np.ndarray) -> TimelineSpans:
     """Columns in the order of Spans' fields."""
-    whole = [table[:, index].astype(np.int64) for index in range(12)]
+    int_columns = [table[:, index].astype(np.int64) for index in range(12)]
     texts = (
         "layers' forward",
         "layers' backward",
@@ -96,31 +112,31 @@ def spans(table: np.ndarray) -> TimelineSpans:
         "Adam",
     )
     return TimelineSpans(
-        *whole[:5],
+        *int_columns[:5],
         table[:, 5],
         table[:, 6],
         table[:, 7],
         table[:, 8],
-        whole[9],
-        whole[10],
-        whole[11],
-        whole[11] * 0.0,
-        whole[11] * 0.0,
+        int_columns[9],
+        int_columns[10],
+        int_columns[11],
+        int_columns[11] * 0.0,
+        int_columns[11] * 0.0,
         texts=texts,
     )
 
 
-def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> TimelinePath:
+def build_path(passes: list[tuple[PassKey, float, float, float, PassKey | None]]) -> TimelinePath:
     """Back from the last end: through the cause where there was one, else through the stage's previous box."""
-    by_box = {box: (start, end, cause) for box, _, start, end, cause in ran}
-    ends = {(box[0], round(end, 9)): box for box, _, _, end, _ in ran}
-    box: Box | None = max(ran, key=lambda item: item[3])[0]
-    pieces = []
+    by_box = {box: (start, end, cause) for box, _, start, end, cause in passes}
+    ends = {(box[0], round(end, 9)): box for box, _, _, end, _ in passes}
+    box: PassKey | None = max(passes, key=lambda item: item[3])[0]
+    segments = []
     while box is not None:
         start, end, cause = by_box[box]
-        pieces.append((box[0], start, end))
+        segments.append((box[0], start, end))
         box = cause or ends.get((box[0], round(start, 9)))
-    row, start_, end_ = zip(*reversed(pieces), strict=True)
+    row, start_, end_ = zip(*reversed(segments), strict=True)
     return TimelinePath(
         np.array(row), np.zeros(len(row), dtype=np.int64), np.array(start_), np.array(end_), np.ones(len(row), np.bool_)
     )
@@ -129,4 +145,4 @@ def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> TimelinePath
 @pytest.fixture
 def make_timeline() -> Callable[..., PipelineTimeline]:
     """Build a timeline from stages, microbatches, chunks and what a row is called."""
-    return timeline
+    return build_timeline

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 
-def unpacked(arrays: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def decode_arrays(arrays: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Arrays by name."""
     return {
         name: np.frombuffer(zlib.decompress(base64.b64decode(array["z"])), dtype=f"<{array['dtype']}")
@@ -18,7 +18,7 @@ def unpacked(arrays: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
-def figures(text: str) -> dict[str, Any]:
+def figures_by_name(text: str) -> dict[str, Any]:
     """The figures of a page by name."""
     match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
     assert match is not None

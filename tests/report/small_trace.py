@@ -13,7 +13,7 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
-SMALL = {
+SMALL_MAPPING = {
     "model": {"preset": "llama3-8b", "layers": 8},
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 2, "dp": 2, "data": "zero1"},
@@ -25,11 +25,11 @@ SMALL = {
 @cache
 def simulated(*overrides: str) -> SimulationResult:
     """8 GPUs, of which 2 are simulated."""
-    return simulate(Scenario.from_mapping(SMALL, default_name="small", overrides=list(overrides)))
+    return simulate(Scenario.from_mapping(SMALL_MAPPING, default_name="small", overrides=list(overrides)))
 
 
 @dataclass(frozen=True)
-class Slice:
+class TraceSlice:
     """A slice of a Perfetto trace, as it is read back; track: the names of its track, from the top; times: ns."""
 
     track: tuple[str, ...]
@@ -54,34 +54,34 @@ def packets(path: Path) -> list[Any]:
     return list(trace.packet)
 
 
-def track_names(found: Sequence[Any]) -> dict[int, tuple[str, ...]]:
+def track_names(trace_packets: Sequence[Any]) -> dict[int, tuple[str, ...]]:
     """The names of every track, from the top."""
-    tracks = {packet.track_descriptor.uuid: packet.track_descriptor for packet in found}
+    tracks = {packet.track_descriptor.uuid: packet.track_descriptor for packet in trace_packets}
 
-    def names(number: int) -> tuple[str, ...]:
-        track = tracks.get(number)
-        return () if track is None or not track.uuid else (*names(track.parent_uuid), track.name)
+    def path_of_track(track_id: int) -> tuple[str, ...]:
+        track = tracks.get(track_id)
+        return () if track is None or not track.uuid else (*path_of_track(track.parent_uuid), track.name)
 
-    return {number: names(number) for number in tracks if number}
+    return {track_id: path_of_track(track_id) for track_id in tracks if track_id}
 
 
-def slices(path: Path) -> list[Slice]:
+def slices(path: Path) -> list[TraceSlice]:
     """All slices of a trace, by their ends: each ends after those inside it."""
-    return [*_slices(packets(path))]
+    return [*_iter_slices(packets(path))]
 
 
-def _slices(found: Sequence[Any]) -> Iterator[Slice]:
-    names, begun = track_names(found), defaultdict[int, list[Any]](list)
-    for packet in found:
-        event, open_ = packet.track_event, begun[packet.track_event.track_uuid]
+def _iter_slices(trace_packets: Sequence[Any]) -> Iterator[TraceSlice]:
+    names, open_slices = track_names(trace_packets), defaultdict[int, list[Any]](list)
+    for packet in trace_packets:
+        event, open_ = packet.track_event, open_slices[packet.track_event.track_uuid]
         if event.type == event.TYPE_SLICE_BEGIN:
             open_.append(packet)
         elif event.type == event.TYPE_SLICE_END:
             begin = open_.pop()
             notes = begin.track_event.debug_annotations
-            yield Slice(
+            yield TraceSlice(
                 names[event.track_uuid], event.track_uuid, len(open_), begin.timestamp, packet.timestamp,
                 begin.track_event.name, *begin.track_event.categories,
                 {note.name: getattr(note, note.WhichOneof("value")) for note in notes},
             )  # fmt: skip
-    assert not any(begun.values())
+    assert not any(open_slices.values())

@@ -28,24 +28,24 @@ from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle
 from clustersim.report.timeline_arrays import build_drawing
 from clustersim.report.timeline_data import PipelineTimeline
 from clustersim.results.simulation_result import SimulationResult
-from tests.report.page_reader import figures, unpacked
-from tests.small_pipeline import pipeline, printed, simulated
+from tests.report.page_reader import decode_arrays, figures_by_name
+from tests.small_pipeline import pipeline_scenario, render_terminal, simulate_pipeline
 
-SLOW = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
+SLOW_GPU = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
 
 
-def timeline_shown(result: SimulationResult) -> PipelineTimeline:
+def shown_timeline(result: SimulationResult) -> PipelineTimeline:
     return build_timeline(result, select_ranks(result))
 
 
 @pytest.fixture(scope="module")
 def slow() -> SimulationResult:
-    return simulated(SLOW)
+    return simulate_pipeline(SLOW_GPU)
 
 
 @pytest.fixture(scope="module")
 def timeline(slow: SimulationResult) -> PipelineTimeline:
-    return timeline_shown(slow)
+    return shown_timeline(slow)
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +55,25 @@ def page(slow: SimulationResult) -> str:
 
 @pytest.fixture(scope="module")
 def steps() -> SimulationResult:
-    return simulated("steps=3", "disturbances.jitter=5%")
+    return simulate_pipeline("steps=3", "disturbances.jitter=5%")
 
 
-def test_one_healthy_step_says_nothing_of_steps_and_stragglers() -> None:
-    healthy = simulated()
+def test_healthy_single_step_has_no_steps_or_stragglers() -> None:
+    healthy = simulate_pipeline()
     assert not has_straggler_content(healthy)
-    assert timeline_shown(healthy).step_ends == ()
-    assert not {"steps", "waiting"} & figures(run_page(healthy)).keys()
-    assert not re.search("disturbed|straggler|steps:", printed(healthy))
+    assert shown_timeline(healthy).step_ends == ()
+    assert not {"steps", "waiting"} & figures_by_name(run_page(healthy)).keys()
+    assert not re.search("disturbed|straggler|steps:", render_terminal(healthy))
 
 
 def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: SimulationResult, page: str) -> None:
-    for text in (printed(slow, 200), page):
+    for text in (render_terminal(slow, 200), page):
         assert "GPU 9 at 80 % speed" in text
         assert "rank 9 (stage 2)" in text
         assert "25.0%" in text  # 1 / 0.8 of the time
 
 
-def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline: PipelineTimeline) -> None:
+def test_slow_rank_has_a_row_next_to_a_healthy_rank(timeline: PipelineTimeline) -> None:
     rows = timeline.rows
     titles = [row.title for row in rows if row.label == "stage 2"]
     assert "stage 2, slow rank 9" in titles
@@ -81,7 +81,7 @@ def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline:
     assert [row.label for row in rows if row.label != "stage 2"] == ["stage 0", "stage 1", "stage 3"]
 
 
-def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: SimulationResult) -> None:
+def test_straggler_waits_least_in_its_stage(slow: SimulationResult) -> None:
     (straggler,) = slow.stragglers.slowest
     assert straggler.wait_seconds == pytest.approx(slow.wait_times.minimum[straggler.program_index])
     assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
@@ -89,43 +89,45 @@ def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Simul
     assert [trace["name"] for trace in drawn] == ["the one that waits most", "mean", "straggler"]
 
 
-def numbers(trace: dict[str, Any]) -> list[float]:
+def decode_x(trace: dict[str, Any]) -> list[float]:
     return np.frombuffer(b64decode(trace["x"]["bdata"])).tolist()
 
 
-def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(
-    slow: SimulationResult, page: str
-) -> None:
+def test_waits_are_drawn_relative_to_the_minimum(slow: SimulationResult, page: str) -> None:
     waits = slow.wait_times
-    most, mean, straggler = figures(page)["waiting"]["traces"]
-    assert numbers(most) == pytest.approx(1e3 * (waits.maximum - waits.minimum), abs=1e-6)  # in ms
-    assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.minimum), abs=1e-6)
-    assert numbers(straggler) == [0.0]
-    assert numbers(mean)[2] > 0.5 * numbers(most)[2] > 5.0  # one of four is slow, those that meet it wait for it
+    longest, mean, straggler = figures_by_name(page)["waiting"]["traces"]
+    assert decode_x(longest) == pytest.approx(1e3 * (waits.maximum - waits.minimum), abs=1e-6)  # in ms
+    assert decode_x(mean) == pytest.approx(1e3 * (waits.mean - waits.minimum), abs=1e-6)
+    assert decode_x(straggler) == [0.0]
+    assert decode_x(mean)[2] > 0.5 * decode_x(longest)[2] > 5.0  # one of four is slow, those that meet it wait for it
 
 
-def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() -> None:
-    result = simulated("disturbances.nics={gpu: 9, bandwidth: 2 %}")
+def test_slow_nic_is_detected_by_communication_time() -> None:
+    result = simulate_pipeline("disturbances.nics={gpu: 9, bandwidth: 2 %}")
     first = result.stragglers.slowest[0]
     assert (first.ranks, first.has_slow_kernels) == ((9,), False)
-    words = "straggler: rank 9 (stage 2): communication takes "
-    assert f"{words}{format_seconds(first.comm_delay)} longer than is usual there" in printed(result, 200)
+    label = "straggler: rank 9 (stage 2): communication takes "
+    assert f"{label}{format_seconds(first.comm_delay)} longer than is usual there" in render_terminal(result, 200)
     assert SHARED_DELAY_NOTE in run_page(result)
-    assert "stage 2, slow rank 9" in [row.title for row in timeline_shown(result).rows]
+    assert "stage 2, slow rank 9" in [row.title for row in shown_timeline(result).rows]
     assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.comm_delay
 
 
-def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
-    result = simulated("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
+def test_dead_nvlink_is_detected_by_its_groups_communication() -> None:
+    result = simulate_pipeline("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
     assert {rank for straggler in result.stragglers.slowest for rank in straggler.ranks} == {
         8,
         9,
     }  # a tensor-parallel group
 
 
-def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
-    alone = ["layout={tp: 1, dp: 16, data: fsdp}", "training.global_batch=16", "disturbances.slow={gpu: 9, speed: 0.8}"]
-    result = simulated(*alone)
+def test_straggler_of_a_single_program_does_not_wait() -> None:
+    overrides = [
+        "layout={tp: 1, dp: 16, data: fsdp}",
+        "training.global_batch=16",
+        "disturbances.slow={gpu: 9, speed: 0.8}",
+    ]
+    result = simulate_pipeline(*overrides)
     assert has_straggler_content(result)
     (straggler,) = result.stragglers.slowest
     assert (straggler.ranks, straggler.wait_seconds) == ((9,), 0.0)
@@ -141,95 +143,91 @@ def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
     ],
 )
 @pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
-def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(override: str, steps: str) -> None:
-    result = simulated(override, steps)
+def test_invisible_degradations_are_reported(override: str, steps: str) -> None:
+    result = simulate_pipeline(override, steps)
     assert has_straggler_content(result)
     assert result.stragglers.rank_count == 0
     assert describe_degradations(result.scenario) in describe_no_stragglers(result)
     page = run_page(result)
-    for text in (" ".join(printed(result, 200).split()), html.unescape(page)):
+    for text in (" ".join(render_terminal(result, 200).split()), html.unescape(page)):
         assert "is not visible as kernel or communication time of single ranks" in text
         assert "none is a straggler" not in text
     assert "Who waits for whom" in page
     assert ("Jitter evens out" in describe_no_stragglers(result)) is ("jitter" in override)
 
 
-def test_table_and_page_show_the_critical_path_beside_the_mean(slow: SimulationResult, page: str) -> None:
+def test_table_and_page_show_critical_path_and_mean(slow: SimulationResult, page: str) -> None:
     assert step_breakdown(slow).critical_path_seconds.sum() == pytest.approx(slow.step_time)
-    slowed = slow.critical_path_breakdown["slowed by communication"]
-    (line,) = [line for line in printed(slow, 200).splitlines() if line.startswith("slowed by communication")]
-    assert format_seconds(slowed) in line
-    assert f"<td>{format_seconds(slowed)}</td></tr>" in page
-    assert "to shorten what is not on it does not help" in " ".join(printed(slow, 200).split())
+    slowed_seconds = slow.critical_path_breakdown["slowed by communication"]
+    (line,) = [line for line in render_terminal(slow, 200).splitlines() if line.startswith("slowed by communication")]
+    assert format_seconds(slowed_seconds) in line
+    assert f"<td>{format_seconds(slowed_seconds)}</td></tr>" in page
+    assert "to shorten what is not on it does not help" in " ".join(render_terminal(slow, 200).split())
     assert "to shorten what is not on it does not help" in page
 
 
-def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: SimulationResult) -> None:
-    lines = printed(slow, 80).splitlines()
+def test_breakdown_lines_fit_80_characters(slow: SimulationResult) -> None:
+    lines = render_terminal(slow, 80).splitlines()
     assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
-def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(
-    slow: SimulationResult, timeline: PipelineTimeline
-) -> None:
-    assert unpacked(build_drawing(timeline).arrays)["slowed"].sum() == pytest.approx(
+def test_boxes_have_waiting_and_slowdown_times(slow: SimulationResult, timeline: PipelineTimeline) -> None:
+    assert decode_arrays(build_drawing(timeline).arrays)["slowed"].sum() == pytest.approx(
         timeline.spans.slowed.sum(), rel=1e-6
     )
     partner = build_drawing(build_timeline(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
-    read = unpacked(partner.arrays)
-    assert (read["waited"][read["look"] == CATEGORY_STYLES.index(CategoryStyle.FORWARD)] > 0).all()
+    arrays = decode_arrays(partner.arrays)
+    assert (arrays["waited"][arrays["look"] == CATEGORY_STYLES.index(CategoryStyle.FORWARD)] > 0).all()
 
 
-def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
-    result = simulated("disturbances.jitter={std: 0.5 %, seed: 3}")
-    assert "jitter 0.5 % (normal, seed 3)" in printed(result)
+def test_jitter_has_no_straggler_but_a_waiting_figure() -> None:
+    result = simulate_pipeline("disturbances.jitter={std: 0.5 %, seed: 3}")
+    assert "jitter 0.5 % (normal, seed 3)" in render_terminal(result)
     page = run_page(result)
     assert "the ranks wait for whoever comes last each time" in page
-    assert "waiting" in figures(page)
+    assert "waiting" in figures_by_name(page)
 
 
-def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None:
-    result = simulated("disturbances.jitter=5%")
+def test_shown_ranks_are_on_the_critical_path_under_jitter() -> None:
+    result = simulate_pipeline("disturbances.jitter=5%")
     trace, ranks = result.trace, select_ranks(result)
     on_path = np.bincount(trace.rank[result.critical_path], minlength=16)
     assert result.program.program_index[ranks].tolist() == [0, 1, 2, 3]
     assert on_path[ranks].min() > 0
-    assert timeline_shown(result).path.row.tolist()
+    assert shown_timeline(result).path.row.tolist()
 
 
-def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(timeline: PipelineTimeline) -> None:
-    def links(shown: PipelineTimeline) -> int:
-        return int(unpacked(build_drawing(shown).arrays)["pathFollows"].sum())
+def test_path_segments_do_not_link_across_hidden_ranks(timeline: PipelineTimeline) -> None:
+    def link_count(drawn_timeline: PipelineTimeline) -> int:
+        return int(decode_arrays(build_drawing(drawn_timeline).arrays)["pathFollows"].sum())
 
     follows = timeline.path.is_connected.copy()
     crossing = np.flatnonzero(np.diff(timeline.path.row)) + 1
     follows[crossing[follows[crossing]][0]] = False
     broken = replace(timeline, path=replace(timeline.path, is_connected=follows))
-    assert links(broken) == links(timeline) - 1
+    assert link_count(broken) == link_count(timeline) - 1
     assert "runs through ranks that are not shown" in timeline_caption(build_drawing(broken))
 
 
-def test_steps_are_told_as_mean_and_distribution(steps: SimulationResult) -> None:
-    assert "mean of 3 steps: min " in printed(steps)
+def test_steps_are_reported_as_mean_and_distribution(steps: SimulationResult) -> None:
+    assert "mean of 3 steps: min " in render_terminal(steps)
     assert steps.step_time == pytest.approx(steps.step_times.mean())
     spread = list(steps.to_json()["step_time_distribution_s"].values())
     assert spread == sorted(spread)
     page = run_page(steps)
     assert "per training step, the mean of 3" in page
-    assert figures(page)["steps"]["traces"][0]["mode"] == "lines+markers"
+    assert figures_by_name(page)["steps"]["traces"][0]["mode"] == "lines+markers"
 
 
-def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(
-    steps: SimulationResult,
-) -> None:
-    timeline = timeline_shown(steps)
+def test_timeline_shows_all_steps_with_per_step_microbatches(steps: SimulationResult) -> None:
+    timeline = shown_timeline(steps)
     assert timeline.step_ends == pytest.approx(np.cumsum(steps.step_times)[:2])
     spans = timeline.spans
     assert spans.end.max() == pytest.approx(steps.step_times.sum(), rel=0.01)  # the last rank of all is not shown
     forwards = np.flatnonzero(spans.category == CATEGORY_STYLES.index(CategoryStyle.FORWARD))
     assert (spans.microbatches_per_step, int(spans.microbatch[forwards].max())) == (8, 3 * 8 - 1)
     drawn = build_drawing(timeline)
-    assert unpacked(drawn.arrays)["ends"] * drawn.tick_seconds == pytest.approx(
+    assert decode_arrays(drawn.arrays)["ends"] * drawn.tick_seconds == pytest.approx(
         timeline.step_ends, abs=drawn.tick_seconds
     )
 
@@ -238,7 +236,7 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
     ("overrides", "words"),
     [
         ([], ""),
-        ([SLOW], "GPU 9 at 80 % speed"),
+        ([SLOW_GPU], "GPU 9 at 80 % speed"),
         (["disturbances.slow={node: 1, speed: 0.5}"], "GPUs 8-15 at 50 % speed"),
         (["disturbances.nics={gpu: 3, bandwidth: 0.25}"], "NICs of GPU 3 at 25 %"),
         (
@@ -248,45 +246,45 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
         (["disturbances.nics={gpu: 3, dead: true}"], "NICs of GPU 3 dead"),
         (["disturbances.background={leaf: 30%}"], "30 % of every leaf link loaded by others"),
         (["disturbances.jitter={std: 2%, distribution: lognormal, seed: 7}"], "jitter 2 % (lognormal, seed 7)"),
-        ([SLOW, "disturbances.jitter=1%"], "GPU 9 at 80 % speed; jitter 1 % (normal, seed 0)"),
+        ([SLOW_GPU, "disturbances.jitter=1%"], "GPU 9 at 80 % speed; jitter 1 % (normal, seed 0)"),
         (
             ["disturbances.slow=[" + ", ".join(f"{{gpu: {gpu}, speed: 0.9}}" for gpu in range(5)) + "]"],
             "GPU 0 at 90 % speed; GPU 1 at 90 % speed; GPU 2 at 90 % speed; 2 more of the kind",
         ),
     ],
 )
-def test_what_is_disturbed_is_one_line(overrides: Sequence[str], words: str) -> None:
-    assert describe_degradations(pipeline(*overrides)) == words
+def test_degradation_line(overrides: Sequence[str], words: str) -> None:
+    assert describe_degradations(pipeline_scenario(*overrides)) == words
 
 
 @pytest.mark.parametrize(
     ("what", "words"),
     [("dead: true", "1 of 16 links"), ("dead: 3", "3 of 16 links"), ("bandwidth: 0.5", "16 links")],
 )
-def test_of_a_bundle_the_line_says_how_many_links_are_meant(what: str, words: str) -> None:
-    end = "at 50 %" if "bandwidth" in what else "dead"
+def test_degradation_line_counts_links_of_a_bundle(what: str, words: str) -> None:
+    suffix = "at 50 %" if "bandwidth" in what else "dead"
     pod = ["cluster={name: llama3-roce, gpus: 512}", "layout.dp=64", "training.global_batch=64"]
     change = f"disturbances.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
-    assert describe_degradations(pipeline(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
+    assert describe_degradations(pipeline_scenario(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {suffix}"
 
 
-def test_of_mixed_accelerators_each_is_counted() -> None:
-    mixed = pipeline("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}")
-    assert describe_gpus(pipeline()) == "h100-sxm-80gb"
+def test_gpu_line_counts_mixed_accelerators() -> None:
+    mixed = pipeline_scenario("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}")
+    assert describe_gpus(pipeline_scenario()) == "h100-sxm-80gb"
     assert describe_gpus(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
-def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: SimulationResult) -> None:
-    healthy = simulated()
+def test_comparison_page_against_the_first_with_detail(slow: SimulationResult) -> None:
+    healthy = simulate_pipeline()
     results = {"healthy": healthy, "one <slow> GPU": slow}
     text = comparison_page(results, "cost", "one <slow> GPU")
     assert f"<td>{slow.step_time / healthy.step_time - 1:.1%}</td>" in text
     assert "Close up: one &lt;slow&gt; GPU" in text
-    assert set(figures(text)) == {"difference", "waiting", "stages", "timeline"}
+    assert set(figures_by_name(text)) == {"difference", "waiting", "stages", "timeline"}
 
 
-def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: SimulationResult) -> None:
-    results = {"healthy": simulated(), "slow": slow}
-    *parts, step = figures(comparison_page(results, "cost", "healthy"))["difference"]["traces"]
-    values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*parts, step)]
+def test_comparison_category_deltas_sum_to_step_delta(slow: SimulationResult) -> None:
+    results = {"healthy": simulate_pipeline(), "slow": slow}
+    *category_traces, step = figures_by_name(comparison_page(results, "cost", "healthy"))["difference"]["traces"]
+    values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*category_traces, step)]
     assert sum(value[0] for value in values[:-1]) == pytest.approx(values[-1][0], rel=1e-2)

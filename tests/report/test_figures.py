@@ -7,16 +7,16 @@ from clustersim.report.run_page import run_panels
 from tests.benchmarks.cases import EXAMPLE
 
 
-def test_figures_are_the_page_s_but_for_those_that_its_scripts_draw() -> None:
+def test_figures_are_the_pages_except_scripted_ones() -> None:
     result = simulate(Scenario.load(EXAMPLE.parent / "mixtral_8x22b.yaml"))
-    found = result.figures()
-    every = [figure for card in run_panels(result) for figure in card.figures]
-    assert [*found] == [figure.name for figure in every if not figure.client_script]
-    assert {"waterfall", "peaks", "critical-path"} <= found.keys()
-    for figure in every:
-        if figure.name not in found:
+    exported = result.figures()
+    page_figures = [figure for card in run_panels(result) for figure in card.figures]
+    assert [*exported] == [figure.name for figure in page_figures if not figure.client_script]
+    assert {"waterfall", "peaks", "critical-path"} <= exported.keys()
+    for figure in page_figures:
+        if figure.name not in exported:
             continue
-        drawn = json.loads(found[figure.name].to_json())
+        drawn = json.loads(exported[figure.name].to_json())
         assert len(drawn["data"]) == len(figure.choices[0][1] if figure.choices else figure.traces)
-        assert '"@' not in found[figure.name].to_json()
+        assert '"@' not in exported[figure.name].to_json()
         assert drawn["layout"]["height"] == figure.height

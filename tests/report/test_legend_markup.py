@@ -22,7 +22,7 @@ def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
     assert text.count('<tr class="sum">') == 1
 
 
-def test_the_mark_of_a_hatched_category_is_hatched() -> None:
+def test_legend_mark_of_hatched_category() -> None:
     for category in (CategoryStyle.FORWARD, CategoryStyle.WAIT):
         mark = swatch_and_label(category, "<words>")
         assert (" hatched" in mark) == bool(category.pattern)
@@ -30,8 +30,10 @@ def test_the_mark_of_a_hatched_category_is_hatched() -> None:
         assert mark.endswith("</i>&lt;words&gt;")
 
 
-def test_all_that_can_be_said_above_a_card_is_said_somewhere() -> None:
-    room = Path(report.__file__).parent
-    every = re.findall(r"\{% macro (\w+)\(", (room / "templates" / "words.html").read_text(encoding="utf-8"))
-    used = [name for file in room.rglob("*.py") for name in re.findall(r'prose\("(\w+)"', file.read_text("utf-8"))]
-    assert sorted(every) == sorted(used)
+def test_all_prose_macros_are_used() -> None:
+    package_dir = Path(report.__file__).parent
+    macros = re.findall(r"\{% macro (\w+)\(", (package_dir / "templates" / "words.html").read_text(encoding="utf-8"))
+    used = [
+        name for file in package_dir.rglob("*.py") for name in re.findall(r'prose\("(\w+)"', file.read_text("utf-8"))
+    ]
+    assert sorted(macros) == sorted(used)

@@ -26,7 +26,7 @@ from tests.report.small_trace import packets, track_names
 
 @pytest.fixture(scope="module")
 def result() -> SimulationResult:
-    given = {
+    mapping = {
         "name": "small",
         "model": {"preset": "llama3-8b", "layers": 4},
         "cluster": {"name": "dgx-h100", "gpus": 8},
@@ -37,14 +37,14 @@ def result() -> SimulationResult:
             "offload": {"activations": {"layers": 1}, "optimizer": "50 %"},
         },
     }
-    return simulate(Scenario.from_mapping(given))
+    return simulate(Scenario.from_mapping(mapping))
 
 
-def exchanges(result: SimulationResult, kind: int = 0) -> list[tuple[HostOpKind, float]]:
+def host_ops(result: SimulationResult, program_index: int = 0) -> list[tuple[HostOpKind, float]]:
     """What a rank does with its host, and how many bytes."""
-    tasks = result.program.programs[kind].tasks
-    every = [task.comm_op for task in tasks if isinstance(task, CollectiveTask)]
-    return [(comm_op.kind, comm_op.payload) for comm_op in every if isinstance(comm_op, HostOp)]
+    tasks = result.program.programs[program_index].tasks
+    comm_ops = [task.comm_op for task in tasks if isinstance(task, CollectiveTask)]
+    return [(comm_op.kind, comm_op.payload) for comm_op in comm_ops if isinstance(comm_op, HostOp)]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def exchanges(result: SimulationResult, kind: int = 0) -> list[tuple[HostOpKind,
         ("{parameters: true}", "parameters and optimizer on the host"),
     ],
 )
-def test_the_line_of_the_layout_says_what_is_on_the_host(result: SimulationResult, offload: str, words: str) -> None:
+def test_layout_line_describes_offload(result: SimulationResult, offload: str, words: str) -> None:
     changed = result.scenario.with_overrides("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
     assert words in describe_layout(changed)
 
 
-def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: SimulationResult) -> None:
+def test_page_shows_host_memory_lanes_and_no_offload_case(result: SimulationResult) -> None:
     timeline, text = build_timeline(result, select_ranks(result)), run_page(result, run_what_ifs(result))
     assert "on the fullest host" in text
     assert timeline.lanes[3:] == ("to the host", "host", "from the host")
@@ -78,7 +78,7 @@ def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: 
     assert len(build_timeline(plain, select_ranks(plain)).lanes) == 3
 
 
-def test_the_table_has_a_line_for_the_host(result: SimulationResult) -> None:
+def test_terminal_output_has_host_lines(result: SimulationResult) -> None:
     console = Console(width=100)
     with console.capture() as captured:
         console.print(render_run(result))
@@ -86,11 +86,11 @@ def test_the_table_has_a_line_for_the_host(result: SimulationResult) -> None:
     assert "exposed host" in captured.get()
 
 
-def test_kineto_calls_copies_as_the_profiler_does(result: SimulationResult, tmp_path: Path) -> None:
+def test_kineto_names_host_copies_as_the_profiler(result: SimulationResult, tmp_path: Path) -> None:
     write_kineto_files(result, tmp_path, [0])
     content: dict[str, Any] = json.loads((tmp_path / "rank-0.json").read_text())
     events = content["traceEvents"]
-    for what, name in (
+    for op_kind, name in (
         (HostOpKind.D2H, "Memcpy DtoH (Device -> Pinned)"),
         (HostOpKind.H2D, "Memcpy HtoD (Pinned -> Device)"),
     ):
@@ -98,15 +98,15 @@ def test_kineto_calls_copies_as_the_profiler_does(result: SimulationResult, tmp_
         assert {event["cat"] for event in copies} == {"gpu_memcpy"}
         assert len({event["tid"] for event in copies}) == 1
         moved = sorted(event["args"]["bytes"] for event in copies)
-        assert moved == sorted(int(size) for host_op_kind, size in exchanges(result) if host_op_kind is what)
+        assert moved == sorted(int(size) for kind, size in host_ops(result) if kind is op_kind)
     updates = [event for event in events if event["name"] == "optimizer on the host"]
     assert {(event["cat"], event["pid"]) for event in updates} == {("cpu_op", 1000)}
     calls = [event for event in events if event["name"] == "cudaMemcpyAsync"]
-    assert len(calls) == sum(item is not HostOpKind.ON_HOST for item, _ in exchanges(result))
+    assert len(calls) == sum(kind is not HostOpKind.ON_HOST for kind, _ in host_ops(result))
     assert all(group["pg_desc"] != "host" for group in content["distributedInfo"]["pg_config"])
 
 
-def test_the_other_traces_have_streams_for_the_host(result: SimulationResult, tmp_path: Path) -> None:
+def test_other_trace_formats_have_host_streams(result: SimulationResult, tmp_path: Path) -> None:
     write_table_file(result, tmp_path / "spans.csv", [0])
     with (tmp_path / "spans.csv").open(encoding="utf-8", newline="") as file:
         streams = [row["stream"] for row in csv.DictReader(file)]
@@ -118,9 +118,7 @@ def test_the_other_traces_have_streams_for_the_host(result: SimulationResult, tm
     assert "copies to the host: bytes per second" in tracks
 
 
-def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
-    result: SimulationResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explorer_notes_that_offload_is_ignored(result: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer_data, "_setting_tables", lambda space: space.scenario)
     with_offload, without = (
         explorer_data.build_exploration_tables(scenario)
@@ -129,5 +127,5 @@ def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
     assert [note for note in with_offload.notes if note not in without.notes] == [
         "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     ]
-    drawn: Any = with_offload.tables
-    assert drawn.training.offload == NO_OFFLOAD
+    drawn_scenario: Any = with_offload.tables
+    assert drawn_scenario.training.offload == NO_OFFLOAD

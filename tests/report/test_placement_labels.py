@@ -10,7 +10,7 @@ from clustersim.report.draw.rank_heatmap import build_heatmap
 from clustersim.report.export.rank_selection import describe_trace_ranks
 from clustersim.report.placement_labels import describe_gpu_of_rank, describe_placement
 
-MAPPING: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "llama-tiny",
     "cluster": {"name": "dgx-h100", "gpus": 12},
     "layout": {"tp": 2, "dp": 6},
@@ -18,8 +18,8 @@ MAPPING: dict[str, Any] = {
 }
 
 
-def placed(placement: str) -> Scenario:
-    return Scenario.from_mapping(MAPPING, ["layout.dp=6", f"cluster.placement={placement}"])
+def scenario_with_placement(placement: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, ["layout.dp=6", f"cluster.placement={placement}"])
 
 
 @pytest.mark.parametrize(
@@ -33,20 +33,24 @@ def placed(placement: str) -> Scenario:
         ("{order: [0-3, 8-11, 4-7]}", "2 of 2 nodes, 4 to 8 of the 8 GPUs of each, GPUs in another order"),
     ],
 )
-def test_a_line_says_how_much_of_what(placement: str, line: str) -> None:
-    assert describe_placement(placed(placement).cluster) == line
+def test_placement_line(placement: str, line: str) -> None:
+    assert describe_placement(scenario_with_placement(placement).cluster) == line
 
 
-def test_parts_of_domains_of_several_nodes_are_told() -> None:
-    racks = {**MAPPING, "cluster": {"name": "gb200-nvl72", "gpus": 128, "placement": {"per_domain": 64}}, "layout": {}}
+def test_placement_line_of_partial_nvlink_domains() -> None:
+    racks = {
+        **BASE_MAPPING,
+        "cluster": {"name": "gb200-nvl72", "gpus": 128, "placement": {"per_domain": 64}},
+        "layout": {},
+    }
     cluster = Scenario.from_mapping({**racks, "training": {"sequence": 1024, "global_batch": 128}}).cluster
     assert describe_placement(cluster) == "32 of 36 nodes, 64 of the 72 GPUs of an NVLink domain"
 
 
-def test_of_ranks_that_are_the_machines_gpus_nothing_is_said() -> None:
+def test_identity_placement_has_no_label() -> None:
     plain = Scenario.from_mapping(
         {
-            **MAPPING,
+            **BASE_MAPPING,
             "cluster": {"name": "dgx-h100", "gpus": 16},
             "layout": {"tp": 2, "dp": 8},
             "training": {"sequence": 1024, "global_batch": 16},
@@ -55,9 +59,9 @@ def test_of_ranks_that_are_the_machines_gpus_nothing_is_said() -> None:
     assert describe_placement(plain.cluster) == describe_gpu_of_rank(plain.cluster, 3) == ""
 
 
-def test_traces_the_heat_map_and_what_ifs_name_the_machines_gpus_and_nodes() -> None:
+def test_outputs_name_cluster_gpus_and_nodes() -> None:
     """Rank 6 is the first on the second node, which is node 0; a slow GPU is named as `disturbances` would."""
-    result = simulate(placed("{per_node: 6, nodes: [3, 0]}"))
+    result = simulate(scenario_with_placement("{per_node: 6, nodes: [3, 0]}"))
     assert describe_gpu_of_rank(result.scenario.cluster, 6) == "GPU 0 on node 0"
     (rank,) = describe_trace_ranks(result, [6])
     assert rank.name.startswith("rank 6 (tp 0, GPU 0 on node 0")

@@ -10,7 +10,7 @@ from clustersim.report.html_document import PLOTLY_PATH
 
 REPORT = PLOTLY_PATH.parents[2]
 CALIBRATE = REPORT.parents[1] / "calibrate"
-NOT_TRACES = {
+NON_TRACE_TYPES = {
     "category",
     "checkbox",
     "range",
@@ -27,35 +27,38 @@ NOT_TRACES = {
 }
 
 
-def notice() -> str:
+def notice_text() -> str:
     return (PLOTLY_PATH.parent / "NOTICE").read_text(encoding="utf-8")
 
 
-def sources() -> list[Path]:
+def source_files() -> list[Path]:
     python = [path for folder in (REPORT, CALIBRATE) for path in folder.rglob("*.py")]
     return [*python, *REPORT.glob("assets/*.js")]
 
 
-def drawn() -> set[str]:
+def drawn_trace_types() -> set[str]:
     """Types of traces and other things that figures name, in Python and in scripts."""
-    found = (
-        re.findall(r"""\b["']?type["']?\s*[:=]\s*["']([a-z0-9]+)["']""", path.read_text("utf-8")) for path in sources()
+    type_names = (
+        re.findall(r"""\b["']?type["']?\s*[:=]\s*["']([a-z0-9]+)["']""", path.read_text("utf-8"))
+        for path in source_files()
     )
-    return {name for names in found for name in names} - NOT_TRACES
+    return {name for names in type_names for name in names} - NON_TRACE_TYPES
 
 
-def test_the_notice_names_the_file_that_is_there_and_its_licence_is_beside_it() -> None:
-    assert hashlib.sha256(PLOTLY_PATH.read_bytes()).hexdigest() in notice()
-    (version,) = re.findall(r"version (\d+\.\d+\.\d+)", notice())
+def test_notice_has_bundle_hash_and_licence() -> None:
+    assert hashlib.sha256(PLOTLY_PATH.read_bytes()).hexdigest() in notice_text()
+    (version,) = re.findall(r"version (\d+\.\d+\.\d+)", notice_text())
     assert f"plotly.js (cartesian - minified) v{version}".encode() in PLOTLY_PATH.read_bytes()[:200]
     assert "MIT License" in (PLOTLY_PATH.parent / "LICENSE").read_text(encoding="utf-8")
 
 
-def test_its_major_version_is_that_of_plotlys_own() -> None:
-    (major,) = re.findall(r"version (\d+)\.", notice())
+def test_bundle_major_version_equals_plotlys() -> None:
+    (major,) = re.findall(r"version (\d+)\.", notice_text())
     assert major == get_plotlyjs_version().split(".")[0]
 
 
-def test_the_notice_names_every_trace_type_that_figures_have() -> None:
-    assert {"bar", "heatmap", "scatter"} <= drawn(), "the search finds what figures draw"
-    assert all(re.search(rf"\b{name}\b", notice().split("trace types")[1]) for name in drawn()), drawn()
+def test_notice_lists_all_used_trace_types() -> None:
+    assert {"bar", "heatmap", "scatter"} <= drawn_trace_types(), "the search finds what figures draw"
+    assert all(re.search(rf"\b{name}\b", notice_text().split("trace types")[1]) for name in drawn_trace_types()), (
+        drawn_trace_types()
+    )

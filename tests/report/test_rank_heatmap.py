@@ -16,13 +16,15 @@ from clustersim.results.dominant_categories import DominantCategories
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
 LAYOUT = Layout(tp=2, pp=3, dp=4)
-LAPTOP: dict[str, Any] = {
+LAPTOP_MAPPING: dict[str, Any] = {
     "model": "gpt-tiny", "cluster": {"name": "laptop", "gpus": 2}, "layout": {"dp": 2},
     "training": {"sequence": 512, "global_batch": 8, "microbatch": 4, "precision": "fp32"},
 }  # fmt: skip
 
 
-def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> RankHeatmap:
+def synthetic_heatmap(
+    representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10
+) -> RankHeatmap:
     category = np.full((len(ranks), bins), TimeCategory.WAIT.index, dtype=np.uint8)
     seconds = np.zeros((len(ranks), len(TIME_CATEGORIES)))
     return RankHeatmap(
@@ -30,16 +32,16 @@ def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT,
     )
 
 
-def array(figure: Figure, name: str) -> list[float]:
+def decode_array(figure: Figure, name: str) -> list[float]:
     packed = figure.arrays[name]
     return np.frombuffer(zlib.decompress(base64.b64decode(packed["z"])), dtype=packed["dtype"]).tolist()
 
 
-def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
+def test_rank_to_class_row_index() -> None:
     """Of the classes of ranks 0, 5 and 7 the one of 5 is left out."""
     representative = np.array([0, 5, 7] * 8)
-    heatmap = made(representative, np.array([0, 7]))
-    assert array(heatmap_figure(heatmap), "classOf") == [0, 65535, 1] * 8
+    heatmap = synthetic_heatmap(representative, np.array([0, 7]))
+    assert decode_array(heatmap_figure(heatmap), "classOf") == [0, 65535, 1] * 8
     assert heatmap_figure(heatmap).layout["yaxis"]["range"] == [15.5, -0.5]
     assert "Those of 2 classes are shown" in heatmap_panel(heatmap).html
 
@@ -47,47 +49,49 @@ def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
 @pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("pp", "dp", "cp", "tp")])
 def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
     layout = Layout(tp=2, pp=3, dp=4, order=order)
-    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout)).script_data["axes"]
+    axes = heatmap_figure(synthetic_heatmap(np.arange(24), np.arange(24), layout)).script_data["axes"]
     for axis in MESHES[DENSE_MESH]:
         degree, stride = axes[axis.name]
         assert (np.arange(24) // stride % degree == layout.mesh.rank_coordinates(axis)).all()
 
 
-def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
+def test_heatmap_axes_include_expert_parallel() -> None:
     layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
-    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout)).script_data
+    facts = heatmap_figure(synthetic_heatmap(np.arange(16), np.arange(16), layout)).script_data
     degree, stride = facts["axes"]["ep"]
     assert (np.arange(16) // stride % degree == layout.rank_coordinates(EXPERT)).all()
     assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
-    places = [np.arange(16) // facts["axes"][axis][1] % facts["axes"][axis][0] for axis in facts["orders"][2]]
-    assert len(set(zip(*(item.tolist() for item in places), strict=True))) == 16, "every rank stands once"
+    coordinates = [np.arange(16) // facts["axes"][axis][1] % facts["axes"][axis][0] for axis in facts["orders"][2]]
+    assert len(set(zip(*(coordinate.tolist() for coordinate in coordinates), strict=True))) == 16, (
+        "every rank stands once"
+    )
 
 
-def test_without_experts_ranks_stand_and_are_told_as_ever() -> None:
-    facts = heatmap_figure(made(np.arange(24), np.arange(24))).script_data
+def test_heatmap_axes_of_dense_model() -> None:
+    facts = heatmap_figure(synthetic_heatmap(np.arange(24), np.arange(24))).script_data
     assert set(facts["axes"]) == {"tp", "cp", "dp", "pp"}
     assert facts["told"] == facts["orders"]
 
 
-def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:
-    html = heatmap_panel(made(np.arange(24), np.arange(24))).html
+def test_legend_lists_only_visible_categories() -> None:
+    html = heatmap_panel(synthetic_heatmap(np.arange(24), np.arange(24))).html
     assert "</i>wait</span>" in html
     assert "</i>compute</span>" not in html
 
 
-def test_one_rank_has_no_heatmap_and_two_have() -> None:
-    one = Scenario.from_mapping({**LAPTOP, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
-    assert build_heatmap(simulate(one)) is None
-    two = build_heatmap(simulate(Scenario.from_mapping(LAPTOP)))
-    assert two is not None
-    assert "All 2 ranks do the same at the same times." in heatmap_panel(two).html
+def test_heatmap_needs_two_ranks() -> None:
+    single_rank = Scenario.from_mapping({**LAPTOP_MAPPING, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
+    assert build_heatmap(simulate(single_rank)) is None
+    heatmap = build_heatmap(simulate(Scenario.from_mapping(LAPTOP_MAPPING)))
+    assert heatmap is not None
+    assert "All 2 ranks do the same at the same times." in heatmap_panel(heatmap).html
 
 
-def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
+def test_largest_heatmap_data_size() -> None:
     """Noise cannot be packed: 2,048 classes of 13 parts at random, on 131,072 ranks."""
     layout = Layout(tp=8, pp=16, dp=1024)
     ranks = np.arange(0, 131072, 64)
     category = np.random.default_rng(0).integers(0, len(TIME_CATEGORIES), (2048, 720)).astype(np.uint8)
-    known = DominantCategories(ranks, np.arange(131072), np.zeros((2048, len(TIME_CATEGORIES))), category, 1.0)
-    figure = heatmap_figure(RankHeatmap(known, layout, np.arange(layout.world_size) // 8))
-    assert sum(len(item["z"]) for item in figure.arrays.values()) < 2e6
+    dominant = DominantCategories(ranks, np.arange(131072), np.zeros((2048, len(TIME_CATEGORIES))), category, 1.0)
+    figure = heatmap_figure(RankHeatmap(dominant, layout, np.arange(layout.world_size) // 8))
+    assert sum(len(packed["z"]) for packed in figure.arrays.values()) < 2e6

@@ -27,11 +27,11 @@ from tests.report.small_trace import simulated
         ("slowest:8", [*range(8)]),
     ],
 )
-def test_ranks_are_chosen_by_number_range_stage_and_slowness(choice: str, ranks: list[int]) -> None:
+def test_rank_selection_expressions(choice: str, ranks: list[int]) -> None:
     assert select_ranks_by_terms(simulated(), choice) == ranks
 
 
-def test_the_slowest_are_the_slow_ranks_then_those_whose_kernels_take_longest() -> None:
+def test_slowest_selects_stragglers_by_kernel_time() -> None:
     slow = ["disturbances.slow=[{gpu: 6, speed: 0.5}, {gpu: 1, speed: 0.8}]"]
     result = simulated(*slow)
     assert select_ranks_by_terms(result, "slowest:1") == [6]
@@ -43,7 +43,7 @@ def test_the_slowest_are_the_slow_ranks_then_those_whose_kernels_take_longest() 
     "choice",
     ["8", "0:9", "3:3", "5:2", "stage:2", "slowest:0", "slowest:9", "x", "0,,1", ",", "all:3", "-1", "1.5", "²"],
 )
-def test_ranks_that_are_not_there_are_refused_with_what_is_legal(choice: str) -> None:
+def test_invalid_rank_selections_are_rejected(choice: str) -> None:
     layout = Layout(tp=2, dp=2, pp=2)
     with pytest.raises(
         InputError, match=r"does not name ranks from 0 to 7; .*stage:1 .*0 to 1\), slowest:4 \(at most 8\)"
@@ -53,14 +53,14 @@ def test_ranks_that_are_not_there_are_refused_with_what_is_legal(choice: str) ->
 
 @given(st.text(alphabet="0123456789:,alstgeow ", max_size=8))
 @examples(200)
-def test_any_words_are_ranks_or_refused(choice: str) -> None:
+def test_any_text_is_a_selection_or_rejected(choice: str) -> None:
     try:
         validate_rank_selection(Layout(tp=2, dp=2, pp=2), choice)
     except InputError as error:
         assert choice in str(error)
 
 
-def test_a_rank_that_was_not_simulated_has_its_own_number_and_coordinates() -> None:
+def test_equivalent_rank_has_correct_id_and_coordinates() -> None:
     result = simulated()
     [rank] = describe_trace_ranks(result, [7])
     assert (rank.rank, rank.representative, rank.stage) == (7, 4, "stage 1")
@@ -72,7 +72,7 @@ def test_a_rank_that_was_not_simulated_has_its_own_number_and_coordinates() -> N
     ]
 
 
-def test_of_many_simulated_ranks_those_are_written_that_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_ranks_above_the_limit_are_the_shown_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     result = simulated("cost.symmetry=off", "disturbances.slow={gpu: 6, speed: 0.8}")
     assert default_ranks(result) == [*range(8)]
     monkeypatch.setattr(module, "MAX_RANKS", 7)
@@ -80,10 +80,10 @@ def test_of_many_simulated_ranks_those_are_written_that_the_page_shows(monkeypat
     assert [rank.rank for rank in describe_trace_ranks(result, default_ranks(result)) if "slow" in rank.name] == [6]
 
 
-def test_ranks_are_ordered_by_replica_stage_and_number() -> None:
-    found = [
+def test_ranks_are_ordered_by_replica_stage_and_id() -> None:
+    keys = [
         (describe_trace_rank.replica_index, describe_trace_rank.stage, describe_trace_rank.rank)
         for describe_trace_rank in describe_trace_ranks(simulated(), range(8))
     ]
-    assert found == sorted(found)
-    assert {replica for replica, _, _ in found} == {0, 1}
+    assert keys == sorted(keys)
+    assert {replica for replica, _, _ in keys} == {0, 1}

@@ -14,13 +14,13 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
-SMALL: Mapping[str, Any] = {
+BASE_MAPPING: Mapping[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 2, "dp": 2},
     "training": {"sequence": 1024, "global_batch": 8},
 }
-ALL = {
+ALL_TITLES = {
     "Where the time goes", "Each stage", "Pipeline timeline", "All ranks over time", "Communication and computation",
     "Largest losses", "How sure", "In numbers",
     "Memory over time", "Memory at the peak", "Cluster and layout", "Network", "Critical path", "What if",
@@ -28,30 +28,30 @@ ALL = {
 }  # fmt: skip
 
 
-def result_of(*overrides: str) -> SimulationResult:
-    return simulate(Scenario.from_mapping(SMALL, list(overrides)))
+def simulate_overrides(*overrides: str) -> SimulationResult:
+    return simulate(Scenario.from_mapping(BASE_MAPPING, list(overrides)))
 
 
-def titles(result: SimulationResult) -> set[str]:
+def panel_titles(result: SimulationResult) -> set[str]:
     text = run_page(result, run_what_ifs(result, budget=0.0))
     return set(re.findall(r"<h2>(.*?)</h2>", text))
 
 
-def test_a_pipeline_shows_everything() -> None:
-    assert titles(result_of()) == ALL
+def test_pipeline_has_all_panels() -> None:
+    assert panel_titles(simulate_overrides()) == ALL_TITLES
 
 
-def test_one_gpu_needs_no_network_and_no_other_ranks() -> None:
-    alone = result_of("cluster.gpus=1", "layout={}", "training.global_batch=1")
-    text = run_page(alone)
+def test_single_gpu_omits_multi_rank_panels() -> None:
+    single_gpu = simulate_overrides("cluster.gpus=1", "layout={}", "training.global_batch=1")
+    text = run_page(single_gpu)
     assert "The ranks exchange nothing: no network is used." in text
-    few = {"All ranks over time", "Communication and computation", "Each stage", "Pipeline timeline"}
-    assert titles(alone) == (ALL - few) | {"Timeline"}
+    omitted = {"All ranks over time", "Communication and computation", "Each stage", "Pipeline timeline"}
+    assert panel_titles(single_gpu) == (ALL_TITLES - omitted) | {"Timeline"}
 
 
-def test_one_stage_has_no_pipeline() -> None:
-    one = titles(result_of("layout={dp: 8}"))
-    assert one == (ALL - {"Each stage", "Pipeline timeline"}) | {"Timeline"}
+def test_single_stage_omits_pipeline_panels() -> None:
+    single_stage = panel_titles(simulate_overrides("layout={dp: 8}"))
+    assert single_stage == (ALL_TITLES - {"Each stage", "Pipeline timeline"}) | {"Timeline"}
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_one_stage_has_no_pipeline() -> None:
         ["cluster.mixed=[{nodes: 0, accelerator: a100-sxm-80gb}]"],
     ],
 )
-def test_every_kind_of_run_makes_a_page(overrides: list[str]) -> None:
-    assert {"All ranks over time", "Critical path", "Network"} <= titles(result_of(*overrides))
+def test_page_of_all_kinds_of_runs(overrides: list[str]) -> None:
+    assert {"All ranks over time", "Critical path", "Network"} <= panel_titles(simulate_overrides(*overrides))
 
 
 @pytest.mark.slow
-def test_more_stages_than_rows_stay_a_page() -> None:
-    deep = result_of(
+def test_page_of_1024_stages_is_bounded() -> None:
+    deep = simulate_overrides(
         "model.layers=1024", "model.hidden=256", "model.ffn=512", "model.heads=2", "model.kv_heads=2",
         "model.head_dim=128", "cluster.gpus=1024", "layout={pp: 1024}", "training.global_batch=16",
     )  # fmt: skip
@@ -90,6 +90,6 @@ def test_more_stages_than_rows_stay_a_page() -> None:
 
 
 @pytest.mark.slow
-def test_hundreds_of_steps_of_jitter_stay_below_fifteen_megabytes() -> None:
-    long = result_of("steps=300", "disturbances.jitter=2%")
+def test_page_of_300_jittered_steps_is_below_15_mb() -> None:
+    long = simulate_overrides("steps=300", "disturbances.jitter=2%")
     assert len(run_page(long).encode()) < 15e6

@@ -21,9 +21,9 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from tests.small_pipeline import simulated
+from tests.small_pipeline import simulate_pipeline
 
-SMALL = {
+SMALL_PIPELINE = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 32},
     "layout": {"tp": 2, "pp": 4, "dp": 4, "data": "zero1"},
@@ -34,7 +34,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def result() -> SimulationResult:
-    return simulate(Scenario.from_mapping(SMALL, default_name="small"))
+    return simulate(Scenario.from_mapping(SMALL_PIPELINE, default_name="small"))
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def timeline(result: SimulationResult) -> PipelineTimeline:
     return build_timeline(result, select_ranks(result))
 
 
-def test_parts_sum_to_the_step_time_as_a_whole_and_on_each_stage(result: SimulationResult) -> None:
+def test_time_categories_sum_to_step_time_in_total_and_per_stage(result: SimulationResult) -> None:
     times = step_breakdown(result, select_ranks(result))
     assert times.mean_seconds.sum() == pytest.approx(result.step_time)
     assert times.row_seconds.sum(axis=1) == pytest.approx(result.step_time)
 
 
-def test_every_stage_runs_every_microbatch_forward_and_backward(timeline: PipelineTimeline) -> None:
+def test_stages_run_all_microbatches_forward_and_backward(timeline: PipelineTimeline) -> None:
     spans = timeline.spans
     for stage in range(4):
         for category in (CategoryStyle.FORWARD, CategoryStyle.BACKWARD):
@@ -58,7 +58,7 @@ def test_every_stage_runs_every_microbatch_forward_and_backward(timeline: Pipeli
             assert set(spans.microbatch[chosen].tolist()) == set(range(8))
 
 
-def test_nothing_starts_before_its_cause_has_ended(timeline: PipelineTimeline) -> None:
+def test_spans_start_after_their_cause_ends(timeline: PipelineTimeline) -> None:
     spans = timeline.spans
     caused = np.flatnonzero(spans.cause >= 0)
     assert len(caused) > 0
@@ -66,22 +66,20 @@ def test_nothing_starts_before_its_cause_has_ended(timeline: PipelineTimeline) -
     assert np.all(spans.waiting_since <= spans.start)
 
 
-def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_receive(
-    timeline: PipelineTimeline,
-) -> None:
+def test_stage_start_cause_is_the_previous_stages_compute(timeline: PipelineTimeline) -> None:
     spans = timeline.spans
     first = np.flatnonzero((spans.row == 1) & (spans.lane == 0) & (spans.microbatch == 0))[0]
     cause = int(spans.cause[first])
     assert (spans.row[cause], spans.lane[cause], spans.microbatch[cause]) == (0, 0, 0)
 
 
-def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: SimulationResult) -> None:
+def test_drawn_memory_peak_equals_ledger_peak(result: SimulationResult) -> None:
     for stage, ledger in zip(stage_memories(result), result.ledgers, strict=True):
         assert stage.held_bytes.sum(axis=0).max() == pytest.approx(ledger.peak)
         assert np.all(stage.held_bytes >= 0)
 
 
-def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(
+def test_critical_path_is_monotonic_and_ends_with_the_step(
     result: SimulationResult, timeline: PipelineTimeline
 ) -> None:
     path = timeline.path
@@ -89,12 +87,12 @@ def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(
     assert path.end[-1] == pytest.approx(result.step_time)
 
 
-def test_every_part_and_every_use_of_memory_has_a_look() -> None:
+def test_all_time_and_memory_categories_have_a_style() -> None:
     assert len(TIME_CATEGORIES) == len(TIME_CATEGORY_STYLES) == len(set(TIME_CATEGORY_STYLES.values()))
     assert set(MEMORY_CATEGORY_STYLES) == set(Use)
 
 
-def test_the_page_of_a_result_names_what_was_simulated(result: SimulationResult) -> None:
+def test_run_page_names_the_scenario(result: SimulationResult) -> None:
     text = run_page(result)
     assert "tp 2 · pp 4 · dp 4 · ZeRO-1 · 1f1b · no recompute · bf16" in text
     assert "matmul" in text or "attention" in text
@@ -108,37 +106,41 @@ def test_the_page_of_a_result_names_what_was_simulated(result: SimulationResult)
         ("layout.data=ddp", "DDP"),
     ],
 )
-def test_strategies_are_called_what_people_call_them(override: str, words: str) -> None:
-    assert words in describe_layout(Scenario.from_mapping(SMALL, default_name="small", overrides=[override]))
+def test_layout_line_strategy_names(override: str, words: str) -> None:
+    assert words in describe_layout(Scenario.from_mapping(SMALL_PIPELINE, default_name="small", overrides=[override]))
 
 
-def test_a_stage_of_several_chunks_is_a_pipeline_rank_and_the_note_says_what_it_holds() -> None:
-    scenario = Scenario.from_mapping(SMALL, default_name="small", overrides=["schedule={interleaved: {chunks: 8}}"])
+def test_interleaved_rows_are_pipeline_ranks_with_stage_note() -> None:
+    scenario = Scenario.from_mapping(
+        SMALL_PIPELINE, default_name="small", overrides=["schedule={interleaved: {chunks: 8}}"]
+    )
     assert stage_name(scenario, 3) == "pipeline rank 3"
     assert "32 stages (chunks)" in describe_stage_placement(scenario)
     assert "pipeline rank 0 holds stages 0, 4, 8, ..., 28." in describe_stage_placement(scenario)
-    plain = Scenario.from_mapping(SMALL, default_name="small")
+    plain = Scenario.from_mapping(SMALL_PIPELINE, default_name="small")
     assert (stage_name(plain, 3), describe_stage_placement(plain)) == ("stage 3", "")
 
 
-def test_equal_kernels_of_a_pass_are_one_line_with_their_count(timeline: PipelineTimeline) -> None:
+def test_equal_kernels_are_merged_with_count(timeline: PipelineTimeline) -> None:
     details = [text for text in timeline.spans.texts if "mlp.up" in text]
     assert details
     assert all(len(set(lines)) == len(lines) for lines in (detail.split("\n") for detail in details))
     assert any("8 × mlp.up" in detail for detail in details)  # 32 layers on 4 stages
 
 
-def test_what_experience_says_is_on_the_page(result: SimulationResult) -> None:
+def test_prediction_interval_is_on_the_page(result: SimulationResult) -> None:
     assert result.interval_description in html.unescape(run_page(result))
     assert result.oom_suggestions == ()
 
 
-def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
+def test_expert_memory_is_listed_separately_and_sums_to_total() -> None:
     """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; all else is whole."""
-    result = simulated("model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}")
+    result = simulate_pipeline(
+        "model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}"
+    )
     scenario, ledger = result.scenario, result.ledgers[0].peak_by_category()
-    experts, others = build_footprint(scenario, build_plan(scenario)).split_experts(0)
+    experts, non_experts = build_footprint(scenario, build_plan(scenario)).split_experts(0)
     assert experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
-    assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED_CATEGORIES))
+    assert experts[1] + non_experts[1] == pytest.approx(sum(ledger[use] for use in SHARDED_CATEGORIES))
     assert ["of experts" in card.html for card in memory_panels(result, has_several_rows=True)] == [False, True]
-    assert not any("of experts" in card.html for card in memory_panels(simulated(), has_several_rows=True))
+    assert not any("of experts" in card.html for card in memory_panels(simulate_pipeline(), has_several_rows=True))

@@ -7,7 +7,7 @@ import pytest
 from clustersim.report.search_page import best_by_pair_figure
 from clustersim.report.terminal.search import headline, layout_label, shown_keys
 from clustersim.results.search_result import BoundedLayout
-from tests.results.test_search_result import BATCH, FAST, PLAIN, found, other
+from tests.results.test_search_result import BATCH, FAST, PLAIN, search_result, with_overrides
 
 
 @pytest.mark.parametrize(
@@ -20,36 +20,40 @@ from tests.results.test_search_result import BATCH, FAST, PLAIN, found, other
         ("step-time", 1.0004, "1.000 s a step, as good as the file's own layout"),
     ],
 )
-def test_the_heading_says_what_is_less_or_more(objective: str, score: float, words: str) -> None:
+def test_search_headline(objective: str, score: float, words: str) -> None:
     first = replace(PLAIN, overrides=(), score=score)
-    assert headline(replace(found(), objective=objective, first_guess=first)) == f"best layout: {words}"
+    assert headline(replace(search_result(), objective=objective, first_guess=first)) == f"best layout: {words}"
 
 
-def test_a_first_guess_that_does_not_fit_is_no_yardstick() -> None:
+def test_headline_if_the_scenario_does_not_fit() -> None:
     first = replace(PLAIN, overrides=(), score=2.0, peak_memory=100.0)
-    assert headline(replace(found(), first_guess=first)).endswith(
+    assert headline(replace(search_result(), first_guess=first)).endswith(
         "; the file's own layout does not fit (100 B of 80 B)"
     )
 
 
-def test_batches_that_vary_are_words_of_a_layout() -> None:
-    several = replace(found(), simulated=(other(FAST, f"{BATCH}=64"), other(PLAIN, f"{BATCH}=128")), preferred=0)
-    assert [layout_label(layout_result, several) for layout_result in several.simulated] == [
+def test_varied_global_batch_is_in_the_layout_label() -> None:
+    several = replace(
+        search_result(),
+        simulated=(with_overrides(FAST, f"{BATCH}=64"), with_overrides(PLAIN, f"{BATCH}=128")),
+        preferred=0,
+    )
+    assert [layout_label(candidate, several) for candidate in several.simulated] == [
         "tp 2, global_batch 64",
         "tp 1, global_batch 128",
     ]
-    assert shown_keys(other(FAST, f"{BATCH}=64"), replace(several, simulated=(other(FAST, f"{BATCH}=64"),))) == {
-        "layout.tp": "2"
-    }
+    assert shown_keys(
+        with_overrides(FAST, f"{BATCH}=64"), replace(several, simulated=(with_overrides(FAST, f"{BATCH}=64"),))
+    ) == {"layout.tp": "2"}
 
 
 @pytest.mark.parametrize(
     ("objective", "bound", "words"), [("step-time", 2.0, "≥ 2.000 s"), ("tokens-per-gpu", 0.002, "≤ 500 tokens/s/GPU")]
 )
-def test_a_bound_says_on_which_side_everything_is(objective: str, bound: float, words: str) -> None:
+def test_bound_labels_have_a_direction(objective: str, bound: float, words: str) -> None:
     """Two GPU milliseconds for a token at least are 500 tokens a second at most."""
     bounded = (BoundedLayout(("layout.tp=8", "layout.pp=1"), 0, bound),)
-    simulated = (other(PLAIN, "layout.pp=2"),)
-    seen = replace(found(), objective=objective, bounded=bounded, simulated=simulated, preferred=0)
-    ((_, (trace,)),) = best_by_pair_figure(seen, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
+    simulated = (with_overrides(PLAIN, "layout.pp=2"),)
+    result = replace(search_result(), objective=objective, bounded=bounded, simulated=simulated, preferred=0)
+    ((_, (trace,)),) = best_by_pair_figure(result, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
     assert words in {text for row in trace["text"] for text in row}

@@ -20,38 +20,43 @@ from clustersim.report.export.write_traces import count_spans, write_table_file
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import simulated
 
-TASK = -1  # the operation of what is a task itself
+NO_OPERATION = -1  # the operation of what is a task itself
 
 
-def table(result: SimulationResult, *ranks: int) -> Columns:
-    parts = [build_columns(result, *item) for item in TraceExport(result, describe_trace_ranks(result, ranks))]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def span_columns(result: SimulationResult, *ranks: int) -> Columns:
+    rank_columns = [
+        build_columns(result, *export) for export in TraceExport(result, describe_trace_ranks(result, ranks))
+    ]
+    return {name: np.concatenate([columns[name] for columns in rank_columns]) for name in rank_columns[0]}
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_row_for_every_task_and_every_operation() -> None:
+def test_table_has_all_tasks_and_operations() -> None:
     result = simulated()
-    rows = table(result, *range(8))
+    rows = span_columns(result, *range(8))
     assert len(rows["rank"]) == count_spans(result, range(8))
     names = list(zip(rows["rank"].tolist(), rows["task"].tolist(), rows["operation"].tolist(), strict=True))
     assert len(set(names)) == len(names)
     program = result.program.programs[1]
     expected = [
-        (number, place)
-        for number, task in enumerate(program.tasks)
-        for place in (TASK, *(range(len(task.segment.operations)) if isinstance(task, ComputeTask) else ()))
+        (task_id, operation_index)
+        for task_id, task in enumerate(program.tasks)
+        for operation_index in (
+            NO_OPERATION,
+            *(range(len(task.segment.operations)) if isinstance(task, ComputeTask) else ()),
+        )
     ]
     assert sorted((task, operation) for rank, task, operation in names if rank == 6) == expected
 
 
-def test_times_are_the_traces(tmp_path: Path) -> None:
+def test_times_equal_the_trace(tmp_path: Path) -> None:
     result = simulated()
     write_table_file(result, tmp_path / "spans.csv", range(8))
-    tasks = [row for row in read(tmp_path / "spans.csv") if row["rank"] == "7" and not row["operation"]]
+    tasks = [row for row in read_csv(tmp_path / "spans.csv") if row["rank"] == "7" and not row["operation"]]
     trace = result.trace
     rows = trace.rank_events(4)
     assert {row["simulated_rank"] for row in tasks} == {"4"}
@@ -59,13 +64,13 @@ def test_times_are_the_traces(tmp_path: Path) -> None:
         assert sorted(float(row[name]) for row in tasks) == sorted(getattr(trace, name)[rows].tolist())
 
 
-def test_operations_run_inside_their_pass_one_after_the_other() -> None:
-    rows = table(simulated(), 0, 4)
+def test_operations_are_sequential_within_their_pass() -> None:
+    rows = span_columns(simulated(), 0, 4)
     passes = {}
     for rank, task, operation, start, end in zip(
         *(rows[name].tolist() for name in ("rank", "task", "operation", "start", "end")), strict=True
     ):
-        if operation == TASK:
+        if operation == NO_OPERATION:
             passes[rank, task] = (start, end)
         else:
             begin, stop = passes[rank, task]
@@ -73,8 +78,8 @@ def test_operations_run_inside_their_pass_one_after_the_other() -> None:
             passes[rank, task] = (end, stop)
 
 
-def test_a_pass_has_the_flop_bytes_and_payload_of_its_operations() -> None:
-    rows = table(simulated(), 4)
+def test_pass_totals_equal_operation_sums() -> None:
+    rows = span_columns(simulated(), 4)
     for name in ("flop", "memory_bytes", "bytes"):
         inside, outside = Counter[int](), Counter[int]()
         for task, operation, kind, value in zip(
@@ -87,29 +92,29 @@ def test_a_pass_has_the_flop_bytes_and_payload_of_its_operations() -> None:
             assert outside[task] == pytest.approx(value)
 
 
-def test_coordinates_are_the_layouts() -> None:
-    rows = table(simulated(), *range(8))
+def test_coordinates_equal_the_layout() -> None:
+    rows = span_columns(simulated(), *range(8))
     assert (rows["tp"] + 2 * rows["dp"] + 4 * rows["pp"] == rows["rank"]).all()
     assert (rows["stage"] == rows["pp"]).all()
     assert (rows["cp"] == 0).all()
 
 
-def test_a_cause_ends_when_what_it_allows_starts() -> None:
+def test_causes_end_before_their_dependents_start() -> None:
     """Of tasks of the rank's own, in the table by their names."""
-    rows = table(simulated("steps=2"), *range(8))
-    task = rows["operation"] == TASK
+    rows = span_columns(simulated("steps=2"), *range(8))
+    task = rows["operation"] == NO_OPERATION
     ends = dict(zip(zip(rows["rank"][task], rows["task"][task], strict=True), rows["end"][task], strict=True))
     caused = task & (rows["cause_task"] >= 0)
-    for rank, number, start in zip(
+    for rank, task_id, start in zip(
         rows["cause_rank"][caused], rows["cause_task"][caused], rows["start"][caused], strict=True
     ):
-        assert ends[rank, number] <= start + 1e-12
+        assert ends[rank, task_id] <= start + 1e-12
     assert np.count_nonzero(caused & (rows["cause_rank"] == 7)) > 0  # of a rank that was not simulated
     assert set(rows["step"].tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_arrows_formats_give_back_what_csv_says(tmp_path: Path, suffix: str) -> None:
+def test_arrow_and_parquet_equal_csv(tmp_path: Path, suffix: str) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'clustersim[table]'")
     from pyarrow import parquet
 
@@ -117,18 +122,18 @@ def test_arrows_formats_give_back_what_csv_says(tmp_path: Path, suffix: str) -> 
     for name in (".csv", suffix):
         assert write_table_file(result, tmp_path / f"spans{name}", [0, 4, 5]) == 3
     path = tmp_path / f"spans{suffix}"
-    found = parquet.read_table(path) if suffix == ".parquet" else arrow.ipc.open_file(path).read_all()
-    assert found.schema.names == list(COLUMNS)
-    assert found.schema.field("flop").metadata[b"meaning"].decode() == COLUMNS["flop"][1]
-    rows = read(tmp_path / "spans.csv")
+    arrow_table = parquet.read_table(path) if suffix == ".parquet" else arrow.ipc.open_file(path).read_all()
+    assert arrow_table.schema.names == list(COLUMNS)
+    assert arrow_table.schema.field("flop").metadata[b"meaning"].decode() == COLUMNS["flop"][1]
+    rows = read_csv(tmp_path / "spans.csv")
     for name, (kind, _) in COLUMNS.items():
-        column = found.column(name).to_pylist()
+        column = arrow_table.column(name).to_pylist()
         read_as: Any = int if kind == INTEGER else float if kind == NUMBER else str
         assert column == [read_as(row[name]) if row[name] else None for row in rows]
 
 
-def test_names_that_csv_must_quote_come_back_as_they_were() -> None:
-    rows = {name: values[:1].copy() for name, values in table(simulated(), 0).items()}
+def test_csv_quoting_round_trip() -> None:
+    rows = {name: values[:1].copy() for name, values in span_columns(simulated(), 0).items()}
     rows["name"] = np.array(['a "b",\nc \ud800'], dtype=object)  # half of a character
     file = io.BytesIO()
     write_csv([rows], file)
@@ -137,15 +142,13 @@ def test_names_that_csv_must_quote_come_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("name", ["spans", "spans.txt", "spans.json", "", "-", "spans.CSV"])
-def test_a_name_whose_end_is_no_format_is_refused_with_those_that_are(name: str) -> None:
+def test_unsupported_table_suffix_is_rejected(name: str) -> None:
     with pytest.raises(InputError, match=r"--spans .*name a file that ends in \.csv, \.parquet or \.arrow"):
         table_writer(name)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
-def test_without_the_extra_one_sentence_says_what_to_install_and_csv_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     if suffix == ".csv":
         assert write_table_file(simulated(), tmp_path / "spans.csv") == 2
@@ -156,7 +159,7 @@ def test_without_the_extra_one_sentence_says_what_to_install_and_csv_works(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".arrow"])
-def test_too_much_is_refused_with_its_size(tmp_path: Path, suffix: str) -> None:
+def test_too_large_table_is_rejected_with_its_size(tmp_path: Path, suffix: str) -> None:
     if suffix == ".arrow":
         pytest.importorskip("pyarrow")
     result, path = simulated(), tmp_path / f"spans{suffix}"
@@ -167,11 +170,11 @@ def test_too_much_is_refused_with_its_size(tmp_path: Path, suffix: str) -> None:
         write_table_file(result, path, range(8), max_bytes=0.7 * size)
 
 
-def test_halves_of_backward_are_told_apart() -> None:
-    rows = table(simulated("schedule=zb-1p"), 0)
+def test_input_and_weight_gradient_have_categories() -> None:
+    rows = span_columns(simulated("schedule=zb-1p"), 0)
     assert {"backward: input gradient", "backward: weight gradient"} <= set(rows["category"].tolist())
 
 
-def test_chunks_are_told_apart() -> None:
-    rows = table(simulated("schedule={interleaved: {chunks: 2}}"), 0)
+def test_chunk_column() -> None:
+    rows = span_columns(simulated("schedule={interleaved: {chunks: 2}}"), 0)
     assert set(rows["chunk"].tolist()) == {-1, 0, 1}

@@ -15,99 +15,103 @@ from clustersim.report.figure import compress_array
 from clustersim.report.row_selection import MAX_ROWS
 from clustersim.report.timeline_arrays import MAX_ARRAY_BYTES, build_drawing, smallest_dtype
 from clustersim.report.timeline_data import KernelLabel, KernelTemplates, PipelineTimeline, TimelineSpans
-from tests.report.page_reader import unpacked
+from tests.report.page_reader import decode_arrays
 
 Make = Callable[..., PipelineTimeline]
 
 
-def with_kernels(timeline: PipelineTimeline, each: int, *, own: bool) -> PipelineTimeline:
+def with_kernels(timeline: PipelineTimeline, per_pass: int, *, distinct: bool) -> PipelineTimeline:
     """The same with so many kernels in every pass, of random times where they are its own."""
     spans = timeline.spans
     passes = np.flatnonzero(spans.lane == 0)
-    templates = len(passes) if own else 1
+    templates = len(passes) if distinct else 1
     template = np.full(len(spans), -1)
-    template[passes] = np.arange(templates) if own else 0
-    share = np.random.default_rng(0).dirichlet(np.ones(each), templates)
-    long = (spans.end - spans.start)[passes[:templates]]
+    template[passes] = np.arange(templates) if distinct else 0
+    share = np.random.default_rng(0).dirichlet(np.ones(per_pass), templates)
+    seconds = (spans.end - spans.start)[passes[:templates]]
     kernels = KernelTemplates(
-        template, np.arange(templates + 1) * each, np.zeros(templates * each, dtype=np.int64),
-        np.zeros(templates * each), (share * long[:, None]).ravel(), (KernelLabel("matmul", 1, ("m 1",)),),
+        template, np.arange(templates + 1) * per_pass, np.zeros(templates * per_pass, dtype=np.int64),
+        np.zeros(templates * per_pass), (share * seconds[:, None]).ravel(), (KernelLabel("matmul", 1, ("m 1",)),),
     )  # fmt: skip
     return replace(timeline, kernels=kernels)
 
 
-def test_times_and_causes_come_back_to_a_tick(make_timeline: Make) -> None:
+def test_times_and_causes_round_trip_within_a_tick(make_timeline: Make) -> None:
     timeline = make_timeline(4, 8, 2)
     drawn = build_drawing(timeline)
-    read, lead = unpacked(drawn.arrays), drawn.boxes.first_spans()
-    assert read["start"] * drawn.tick_seconds == pytest.approx(timeline.spans.start[lead], abs=drawn.tick_seconds)
-    assert read["end"] * drawn.tick_seconds == pytest.approx(drawn.boxes.end, abs=drawn.tick_seconds)
-    caused = np.flatnonzero(read["cause"] >= 0)
+    arrays, lead = decode_arrays(drawn.arrays), drawn.boxes.first_spans()
+    assert arrays["start"] * drawn.tick_seconds == pytest.approx(timeline.spans.start[lead], abs=drawn.tick_seconds)
+    assert arrays["end"] * drawn.tick_seconds == pytest.approx(drawn.boxes.end, abs=drawn.tick_seconds)
+    caused = np.flatnonzero(arrays["cause"] >= 0)
     assert len(caused) > 0
-    assert (read["end"][read["cause"][caused]].astype(int) <= read["start"][caused].astype(int) + 1).all()
+    assert (arrays["end"][arrays["cause"][caused]].astype(int) <= arrays["start"][caused].astype(int) + 1).all()
     waited = np.maximum(timeline.spans.start[lead] - timeline.spans.waiting_since[lead], 0.0)
-    assert read["waiting"] * drawn.tick_seconds == pytest.approx(waited, abs=drawn.tick_seconds)
+    assert arrays["waiting"] * drawn.tick_seconds == pytest.approx(waited, abs=drawn.tick_seconds)
 
 
-def test_kernels_fill_the_passes_that_they_are_in(make_timeline: Make) -> None:
-    timeline = with_kernels(make_timeline(2, 4), 7, own=True)
+def test_kernel_durations_fill_their_pass(make_timeline: Make) -> None:
+    timeline = with_kernels(make_timeline(2, 4), 7, distinct=True)
     drawn = build_drawing(timeline)
-    read = unpacked(drawn.arrays)
-    for span in np.flatnonzero(read["template"] >= 0):
-        first, last = read["templateFirst"][read["template"][span] :][:2]
-        inside = read["gap"][first:last].sum() + read["duration"][first:last].sum()
-        whole = (read["spanEnd"][span].astype(float) - read["spanStart"][span]) * drawn.tick_seconds
-        assert inside == pytest.approx(whole, rel=1e-5)
+    arrays = decode_arrays(drawn.arrays)
+    for span in np.flatnonzero(arrays["template"] >= 0):
+        first, last = arrays["templateFirst"][arrays["template"][span] :][:2]
+        kernel_seconds = arrays["gap"][first:last].sum() + arrays["duration"][first:last].sum()
+        pass_seconds = (arrays["spanEnd"][span].astype(float) - arrays["spanStart"][span]) * drawn.tick_seconds
+        assert kernel_seconds == pytest.approx(pass_seconds, rel=1e-5)
 
 
-def test_runs_that_share_a_template_cost_nothing_more(make_timeline: Make) -> None:
-    def size(microbatches: int) -> int:
-        timeline = with_kernels(make_timeline(4, microbatches), 1000, own=False)
-        return sum(len(array["z"]) for array in build_drawing(timeline).arrays.values())
+def test_shared_kernel_templates_do_not_grow_the_data(make_timeline: Make) -> None:
+    def data_size(microbatches: int) -> int:
+        timeline = with_kernels(make_timeline(4, microbatches), 1000, distinct=False)
+        return sum(len(packed_array["z"]) for packed_array in build_drawing(timeline).arrays.values())
 
-    few, many = size(8), size(64)
+    size_of_8, size_of_64 = data_size(8), data_size(64)
     assert (
-        many < few + 64 * 4 * 2 * 60
+        size_of_64 < size_of_8 + 64 * 4 * 2 * 60
     )  # bytes of a pass and its message; a thousand kernels of its own are four thousand
 
 
 @pytest.mark.parametrize(
     ("limit", "words"), [(200_000, "Kernels of 516 spans are not in this file"), (4_000, "merged with")]
 )
-def test_what_is_too_large_is_left_out_the_innermost_first_and_said(
-    make_timeline: Make, limit: int, words: str
-) -> None:
-    timeline = with_kernels(make_timeline(4, 64), 200, own=True)
+def test_size_limit_drops_kernels_first_with_a_caption(make_timeline: Make, limit: int, words: str) -> None:
+    timeline = with_kernels(make_timeline(4, 64), 200, distinct=True)
     full, drawn = build_drawing(timeline), build_drawing(timeline, limit)
     assert timeline_caption(full) == ""
-    assert sum(len(array["z"]) for array in drawn.arrays.values()) <= limit
+    assert sum(len(packed_array["z"]) for packed_array in drawn.arrays.values()) <= limit
     assert words in timeline_caption(drawn)
 
 
-def test_a_million_own_kernels_fit(make_timeline: Make) -> None:
-    timeline = with_kernels(make_timeline(8, 250), 250, own=True)
+def test_a_million_distinct_kernels_fit(make_timeline: Make) -> None:
+    timeline = with_kernels(make_timeline(8, 250), 250, distinct=True)
     assert len(timeline.kernels.label) >= 1_000_000
     drawn = build_drawing(timeline)
     assert timeline_caption(drawn) == ""
-    assert sum(len(array["z"]) for array in drawn.arrays.values()) <= MAX_ARRAY_BYTES
+    assert sum(len(packed_array["z"]) for packed_array in drawn.arrays.values()) <= MAX_ARRAY_BYTES
 
 
-def test_no_more_rows_than_a_page_bears(make_timeline: Make) -> None:
+def test_timeline_row_limit(make_timeline: Make) -> None:
     drawn = build_drawing(make_timeline(80, 2))
     assert len(drawn.rows) == MAX_ROWS
-    assert unpacked(drawn.arrays)["row"].max() == MAX_ROWS - 1
+    assert decode_arrays(drawn.arrays)["row"].max() == MAX_ROWS - 1
 
 
-def test_nothing_happened(make_timeline: Make) -> None:
+def test_empty_timeline(make_timeline: Make) -> None:
     timeline = make_timeline(1, 1)
-    whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    nothing = TimelineSpans(*[whole] * 5, *[real] * 4, *[whole] * 3, real, real, texts=())
-    path = replace(timeline.path, **dict.fromkeys(("row", "lane"), whole), start=real, end=real, is_connected=whole > 0)
-    drawn = build_drawing(replace(timeline, spans=nothing, path=path))
+    no_ints, no_floats = np.zeros(0, dtype=np.int64), np.zeros(0)
+    no_spans = TimelineSpans(*[no_ints] * 5, *[no_floats] * 4, *[no_ints] * 3, no_floats, no_floats, texts=())
+    path = replace(
+        timeline.path,
+        **dict.fromkeys(("row", "lane"), no_ints),
+        start=no_floats,
+        end=no_floats,
+        is_connected=no_ints > 0,
+    )
+    drawn = build_drawing(replace(timeline, spans=no_spans, path=path))
     assert timeline_figure(drawn).layout["xaxis"]["range"] == [0, 1]
-    assert {len(array) for name, array in unpacked(drawn.arrays).items() if not name.endswith(("first", "First"))} == {
-        0
-    }
+    assert {
+        len(array) for name, array in decode_arrays(drawn.arrays).items() if not name.endswith(("first", "First"))
+    } == {0}
 
 
 def test_lanes_do_not_overlap_and_stay_in_their_row() -> None:
@@ -119,14 +123,14 @@ def test_lanes_do_not_overlap_and_stay_in_their_row() -> None:
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from(["u1", "u2", "u4", "i2", "i4", "f4", "f8"]))
-def test_arrays_come_back_as_they_were(values: list[int], dtype: str) -> None:
+def test_packed_arrays_round_trip(values: list[int], dtype: str) -> None:
     array: NDArray[np.generic] = np.array(values, dtype=np.int64).astype(dtype)
-    (back,) = unpacked({"a": compress_array(array)}).values()
-    assert np.array_equal(back, array)
-    numbers = np.array(values, dtype=np.int64)
-    assert np.array_equal(smallest_dtype(numbers).astype(np.int64), numbers)
+    (decoded,) = decode_arrays({"a": compress_array(array)}).values()
+    assert np.array_equal(decoded, array)
+    integers = np.array(values, dtype=np.int64)
+    assert np.array_equal(smallest_dtype(integers).astype(np.int64), integers)
 
 
-def test_an_array_that_javascript_does_not_have_is_refused() -> None:
+def test_dtype_without_typed_array_is_rejected() -> None:
     with pytest.raises(ValueError, match="no typed array of int64; one of f4, f8"):
         compress_array(np.zeros(1, dtype=np.int64))

@@ -28,27 +28,27 @@ POD = TopologyView(
 )
 
 
-def words(drawn: TopologyView) -> str:
-    return " ".join(note["text"] for note in topology_figure(drawn).layout["annotations"])
+def annotation_text(drawing: TopologyView) -> str:
+    return " ".join(note["text"] for note in topology_figure(drawing).layout["annotations"])
 
 
-def test_sixteen_thousand_gpus_are_a_few_dozen_boxes() -> None:
+def test_16384_gpus_are_drawn_with_few_boxes() -> None:
     bars = [trace for trace in topology_figure(POD).traces if trace["type"] == "bar"]
     assert [len(trace["x"]) for trace in bars] == [33, 26, 19, 1]
 
 
 def test_counts_bandwidths_and_notes_are_written() -> None:
     for expected in ("16,384 × GPU", "450 GB/s", "1:7 oversubscribed", "1 × core switch"):
-        assert expected in words(POD)
+        assert expected in annotation_text(POD)
 
 
-def test_names_of_a_users_topology_stay_text() -> None:
+def test_topology_names_are_escaped() -> None:
     text = topology_page(TopologyView("</title><script>", (TierView("<b>GPU", 1), TierView("</script>", 2))))
     assert "<b>GPU" not in text
     assert "</title><script>" not in text
 
 
-def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() -> None:
+def test_axis_is_drawn_up_to_its_highest_tier() -> None:
     crossings = TierCrossing(LinkKind.NIC, 0, 1.0), TierCrossing(LinkKind.LEAF, 1, 0.5)
     lane = AxisView(AxisLocality("dp", 128, 4, 8, 16, crossings), (1, 2), ("NIC", "leaf"))
     figure = topology_figure(TopologyView("pod", POD.tiers, (lane,)))
@@ -56,68 +56,70 @@ def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() ->
     assert {max(y for y in trace["y"] if y is not None) for trace in lines} == {2}
     (dots,) = [trace for trace in figure.traces if trace.get("mode") == "markers"]
     assert dots["y"] == [1, 2]
-    full, part = dots["marker"]["color"]
-    assert full != part == "@surface", "a ring where only some neighbours cross"
+    full, partial = dots["marker"]["color"]
+    assert full != partial == "@surface", "a ring where only some neighbours cross"
     assert "leaf switch" in dots["hovertext"][1]
-    wide, narrow = figure.layout["annotations"], figure.narrow["annotations"]
-    assert any("128 GPUs" in note["text"] and "stride 8" in note["text"] for note in wide)
-    assert any(note["text"] == "128" for note in narrow)
+    wide_notes, narrow_notes = figure.layout["annotations"], figure.narrow["annotations"]
+    assert any("128 GPUs" in note["text"] and "stride 8" in note["text"] for note in wide_notes)
+    assert any(note["text"] == "128" for note in narrow_notes)
 
 
-def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisLocality]]:
+def axis_lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisLocality]]:
     """For each axis the tier that it reaches, and what is drawn."""
-    drawn = build_topology(cluster, axis_localities(layout, cluster.fabric, looped_placement(layout.pp, chunks)))
-    return {lane.span.axis: (drawn.tiers[max(lane.tier_levels)].label, lane.span) for lane in drawn.axes}
+    drawing = build_topology(cluster, axis_localities(layout, cluster.fabric, looped_placement(layout.pp, chunks)))
+    return {lane.span.axis: (drawing.tiers[max(lane.tier_levels)].label, lane.span) for lane in drawing.axes}
 
 
-def test_llama_crosses_one_tier_more_with_each_axis() -> None:
-    found = lanes(load_cluster("llama3-roce", gpu_count=16_384), Layout(tp=8, dp=128, pp=16))
-    assert {axis: top for axis, (top, _) in found.items()} == {
+def test_llama3_axes_cross_increasing_tiers() -> None:
+    lanes_by_axis = axis_lanes(load_cluster("llama3-roce", gpu_count=16_384), Layout(tp=8, dp=128, pp=16))
+    assert {axis: top for axis, (top, _) in lanes_by_axis.items()} == {
         "tp": "NVLink domain", "dp": "spine switch", "pp": "core switch",
     }  # fmt: skip
     sizes = {
-        axis: (span.group_size, span.group_count, span.stride, span.max_nodes) for axis, (_, span) in found.items()
+        axis: (span.group_size, span.group_count, span.stride, span.max_nodes)
+        for axis, (_, span) in lanes_by_axis.items()
     }
     assert sizes == {"tp": (8, 2048, 1, 1), "dp": (128, 128, 8, 128), "pp": (16, 1024, 1024, 16)}
 
 
-def test_an_axis_within_an_nvlink_domain_of_many_nodes_stays_there() -> None:
-    found = lanes(load_cluster("gb200-nvl72", gpu_count=144), Layout(tp=8, dp=9, pp=2))
-    assert found["dp"][0] == "NVLink domain"
-    assert found["dp"][1].max_nodes == 9 * 8 // 4 // 2, "every second node of four GPUs"
-    assert found["pp"][0] in ("leaf switch", "spine switch")
+def test_axis_within_a_multi_node_nvlink_domain() -> None:
+    lanes_by_axis = axis_lanes(load_cluster("gb200-nvl72", gpu_count=144), Layout(tp=8, dp=9, pp=2))
+    assert lanes_by_axis["dp"][0] == "NVLink domain"
+    assert lanes_by_axis["dp"][1].max_nodes == 9 * 8 // 4 // 2, "every second node of four GPUs"
+    assert lanes_by_axis["pp"][0] in ("leaf switch", "spine switch")
 
 
-def test_axes_of_one_are_left_out() -> None:
-    assert not lanes(load_cluster("dgx-h100", gpu_count=1), Layout())
-    assert set(lanes(load_cluster("dgx-h100", gpu_count=8), Layout(dp=8))) == {"dp"}
+def test_axes_of_degree_one_are_omitted() -> None:
+    assert not axis_lanes(load_cluster("dgx-h100", gpu_count=1), Layout())
+    assert set(axis_lanes(load_cluster("dgx-h100", gpu_count=8), Layout(dp=8))) == {"dp"}
 
 
-def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
+def test_expert_axes_use_the_expert_mesh() -> None:
     """Two replicas of eight whole experts on the sixteen ranks of a stage: a node each, and back eight ranks on."""
     layout = Layout(tp=2, dp=8, pp=8, ep=8, etp=1)
-    found = lanes(load_cluster("dgx-h100", gpu_count=128), layout)
+    lanes_by_axis = axis_lanes(load_cluster("dgx-h100", gpu_count=128), layout)
     sizes = {
-        axis: (span.group_size, span.group_count, span.stride, span.max_nodes) for axis, (_, span) in found.items()
+        axis: (span.group_size, span.group_count, span.stride, span.max_nodes)
+        for axis, (_, span) in lanes_by_axis.items()
     }
     assert [*sizes] == ["tp", "dp", "pp", "ep", "edp"]
     assert sizes["ep"] == (8, 16, 1, 1)
     assert sizes["edp"] == (2, 64, 8, 2)
-    assert [found[axis][0] for axis in ("ep", "edp")] == ["NVLink domain", "leaf switch"]
+    assert [lanes_by_axis[axis][0] for axis in ("ep", "edp")] == ["NVLink domain", "leaf switch"]
 
 
 @pytest.mark.parametrize("gpus", [8, 16, 64])
-def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
+def test_crossing_fractions_of_ring_neighbours(gpus: int) -> None:
     """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
     (span,) = axis_localities(Layout(dp=gpus), load_cluster("dgx-h100", gpu_count=gpus).fabric, looped_placement(1))
-    inside = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
-    assert inside.fraction == (1.0 if gpus == 8 else pytest.approx(7 / 8))
+    nvlink = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
+    assert nvlink.fraction == (1.0 if gpus == 8 else pytest.approx(7 / 8))
     assert sum(
         tier_crossing.fraction for tier_crossing in span.crossings if tier_crossing.kind is LinkKind.NIC
     ) == pytest.approx(0.0 if gpus == 8 else 1 / 8)
 
 
-def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
+def test_pipeline_wraps_around_only_if_interleaved() -> None:
     """Pods of 3,072 GPUs, stages of 1,024: some steps from stage to stage change the pod, and so does the way back."""
     fabric, layout = load_cluster("llama3-roce", gpu_count=16_384).fabric, Layout(tp=8, dp=128, pp=16)
     changes = int(np.count_nonzero(np.diff(np.arange(16) * 1024 // 3072)))
@@ -128,7 +130,7 @@ def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
 
 
 @pytest.mark.parametrize("name", ["laptop", "dgx-h100", "pcie-node", "gb200-nvl72", "mi300x", "dgx-v100"])
-def test_every_shipped_cluster_says_how_fast_the_way_up_from_a_gpu_is(name: str) -> None:
-    drawn = build_topology(load_cluster(name))
-    assert drawn.tiers[0].bandwidth.startswith(("NVLink", "PCIe"))
-    assert not drawn.tiers[-1].bandwidth
+def test_packaged_clusters_show_gpu_bandwidth(name: str) -> None:
+    drawing = build_topology(load_cluster(name))
+    assert drawing.tiers[0].bandwidth.startswith(("NVLink", "PCIe"))
+    assert not drawing.tiers[-1].bandwidth

@@ -12,7 +12,7 @@ from clustersim.report.export.perfetto import require_perfetto
 from clustersim.report.export.write_traces import count_spans, write_perfetto_file
 from clustersim.report.theme import CATEGORY_STYLES
 from clustersim.results.simulation_result import SimulationResult
-from tests.report.small_trace import Slice, packets, simulated, slices
+from tests.report.small_trace import TraceSlice, packets, simulated, slices
 
 pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -27,46 +27,49 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "step.pftrace"
 
 
-def written(path: Path, result: SimulationResult, ranks: Sequence[int] | None = None) -> list[Slice]:
+def write_and_read(path: Path, result: SimulationResult, ranks: Sequence[int] | None = None) -> list[TraceSlice]:
     write_perfetto_file(result, path, ranks)
     return slices(path)
 
 
-def compute_rows(result: SimulationResult) -> Iterator[tuple[int, float, float, ComputeTask]]:
+def compute_events(result: SimulationResult) -> Iterator[tuple[int, float, float, ComputeTask]]:
     trace, program = result.trace, result.program
-    for row in range(len(trace)):
-        task = program.programs[program.program_index[trace.rank[row]]].tasks[trace.task[row]]
+    for event in range(len(trace)):
+        task = program.programs[program.program_index[trace.rank[event]]].tasks[trace.task[event]]
         if isinstance(task, ComputeTask):
-            yield int(trace.rank[row]), float(trace.start[row]), float(trace.end[row]), task
+            yield int(trace.rank[event]), float(trace.start[event]), float(trace.end[event]), task
 
 
-def test_how_many_spans_will_be_written_is_known_before(result: SimulationResult, path: Path) -> None:
-    assert count_spans(result) == len(written(path, result))
+def test_span_count_is_predicted(result: SimulationResult, path: Path) -> None:
+    assert count_spans(result) == len(write_and_read(path, result))
 
 
-def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(path: Path) -> None:
+def test_all_operations_are_traced_with_their_times(path: Path) -> None:
     """Undisturbed, unslowed and on links of their own, operations run back to back from the start of their pass."""
     result = simulated("cost.interference=0", "cost.network=uncontended")
     assert write_perfetto_file(result, path) == 2
-    inside = [item for item in slices(path) if item.depth]
+    operation_slices = [trace_slice for trace_slice in slices(path) if trace_slice.depth]
     expected = [
-        (start + timing.offsets[place], timing.durations[place])
-        for _, start, _, task in compute_rows(result)
+        (start + timing.offsets[operation_index], timing.durations[operation_index])
+        for _, start, _, task in compute_events(result)
         for timing in [result.cost.time_segment(0, task.segment)]
-        for place in range(len(task.segment.operations))
+        for operation_index in range(len(task.segment.operations))
     ]
-    assert len(inside) == len(expected) > 500
-    assert sorted(element.start for element in inside) == pytest.approx(
+    assert len(operation_slices) == len(expected) > 500
+    assert sorted(operation_slice.start for operation_slice in operation_slices) == pytest.approx(
         sorted(1e9 * start for start, _ in expected), abs=1
     )
-    assert sum(entry.end - entry.start for entry in inside) == pytest.approx(
+    assert sum(item.end - item.start for item in operation_slices) == pytest.approx(
         1e9 * sum(seconds for _, seconds in expected)
     )
-    up = next(each.arguments for each in inside if each.name == "mlp.up")
-    assert up["shape"] == "NT m 4096, n 14336, k 4096"  # gate and up together, 2 · 14,336 / tp 2
-    assert up["flop"] == 2 * 4096 * 14336 * 4096
-    assert up["duration_from"] == "model fitted to published measurements of this hardware"
-    assert any(each.arguments.get("collective") == "all_gather" and each.arguments["payload_bytes"] for each in inside)
+    up_projection = next(element.arguments for element in operation_slices if element.name == "mlp.up")
+    assert up_projection["shape"] == "NT m 4096, n 14336, k 4096"  # gate and up together, 2 · 14,336 / tp 2
+    assert up_projection["flop"] == 2 * 4096 * 14336 * 4096
+    assert up_projection["duration_from"] == "model fitted to published measurements of this hardware"
+    assert any(
+        entry.arguments.get("collective") == "all_gather" and entry.arguments["payload_bytes"]
+        for entry in operation_slices
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,49 +81,47 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(p
         "disturbances.slow={gpu: 0, speed: 0.5}",
     ],
 )
-def test_the_operations_of_a_disturbed_pass_last_as_long_as_the_pass_but_for_waits(override: str, path: Path) -> None:
+def test_operations_fill_degraded_passes_except_waits(override: str, path: Path) -> None:
     result = simulated(override)
-    inside = sum(item.end - item.start for item in written(path, result) if item.depth)
-    passes = sum(end - start for _, start, end, _ in compute_rows(result))
+    operation_ns = sum(slice_.end - slice_.start for slice_ in write_and_read(path, result) if slice_.depth)
+    passes = sum(end - start for _, start, end, _ in compute_events(result))
     waited = float(result.trace.waited.sum())
-    assert inside == pytest.approx(1e9 * (passes - waited), rel=1e-4)
+    assert operation_ns == pytest.approx(1e9 * (passes - waited), rel=1e-4)
 
 
 @pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%"), ("cost.symmetry=off",)])
-def test_operations_lie_inside_their_pass_and_nothing_overlaps_on_a_track(
-    path: Path, overrides: tuple[str, ...]
-) -> None:
+def test_operations_nest_without_overlap_on_a_track(path: Path, overrides: tuple[str, ...]) -> None:
     ends: dict[tuple[int, int], int] = {}
-    inside: dict[int, tuple[int, int]] = {}
-    for item in written(path, simulated(*overrides)):
-        assert item.start >= ends.get((item.uuid, item.depth), 0)
-        ends[item.uuid, item.depth] = item.end
-        if item.depth:
-            first, _ = inside.get(item.uuid, (item.start, 0))
-            inside[item.uuid] = (first, item.end)
-        elif item.uuid in inside:
-            first, last = inside.pop(item.uuid)
-            assert item.start <= first <= last <= item.end
+    operation_range: dict[int, tuple[int, int]] = {}
+    for slice_ in write_and_read(path, simulated(*overrides)):
+        assert slice_.start >= ends.get((slice_.uuid, slice_.depth), 0)
+        ends[slice_.uuid, slice_.depth] = slice_.end
+        if slice_.depth:
+            first, _ = operation_range.get(slice_.uuid, (slice_.start, 0))
+            operation_range[slice_.uuid] = (first, slice_.end)
+        elif slice_.uuid in operation_range:
+            first, last = operation_range.pop(slice_.uuid)
+            assert slice_.start <= first <= last <= slice_.end
 
 
-def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: SimulationResult, path: Path) -> None:
+def test_too_large_trace_is_rejected_with_its_size(result: SimulationResult, path: Path) -> None:
     write_perfetto_file(result, path)
     size = path.stat().st_size
     with pytest.raises(OutputError, match=r"operations on 2 ranks would be .* above .*--ranks.*--force") as refused:
         write_perfetto_file(result, path.with_name("other"), max_bytes=size // 2)
-    said = float(str(refused.value).partition("about ")[2].partition(" KiB")[0]) * 2**10
-    assert said == pytest.approx(size, rel=0.3)
-    assert [item.name for item in path.parent.iterdir()] == ["step.pftrace"]
+    estimated_size = float(str(refused.value).partition("about ")[2].partition(" KiB")[0]) * 2**10
+    assert estimated_size == pytest.approx(size, rel=0.3)
+    assert [path_.name for path_ in path.parent.iterdir()] == ["step.pftrace"]
 
 
-def test_every_rank_has_a_row_when_every_rank_is_simulated(path: Path) -> None:
+def test_all_simulated_ranks_have_a_track(path: Path) -> None:
     write_perfetto_file(simulated("cost.symmetry=off"), path)
-    found = [packet.track_descriptor.name for packet in packets(path)]
+    track_labels = [packet.track_descriptor.name for packet in packets(path)]
     names = [f"rank {rank} (tp {rank % 2})" for rank in (0, 1, 4, 5, 2, 3, 6, 7)]
-    assert [name for name in found if name.startswith("rank")] == names
+    assert [name for name in track_labels if name.startswith("rank")] == names
 
 
-def test_without_the_extra_one_sentence_says_what_to_install(
+def test_missing_perfetto_names_the_extra(
     result: SimulationResult, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
@@ -130,88 +131,88 @@ def test_without_the_extra_one_sentence_says_what_to_install(
 
 
 @pytest.mark.parametrize("name", ["step.json", "-", "", "step.gz"])
-def test_a_name_of_another_format_is_refused_with_what_writes_json(name: str) -> None:
+def test_unsupported_trace_suffix_is_rejected(name: str) -> None:
     with pytest.raises(InputError, match=r"--trace .*ends in \.pftrace.*--kineto DIR"):
         require_perfetto(name)
 
 
-def test_an_unwritable_trace_is_one_sentence(result: SimulationResult, tmp_path: Path) -> None:
+def test_unwritable_trace_has_a_one_line_error(result: SimulationResult, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no directory"):
         write_perfetto_file(result, tmp_path / "nowhere" / "step.pftrace")
 
 
-def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(
-    result: SimulationResult, path: Path
-) -> None:
-    mine, other = (written(path, result, [rank]) for rank in (4, 7))
-    assert {item.rank for item in other} == {7}
-    assert [(element.start, element.end, element.name, element.arguments) for element in mine] == [
-        (entry.start, entry.end, entry.name, entry.arguments) for entry in other
+def test_equivalent_rank_has_the_representatives_times(result: SimulationResult, path: Path) -> None:
+    representative, equivalent = (write_and_read(path, result, [rank]) for rank in (4, 7))
+    assert {slice_.rank for slice_ in equivalent} == {7}
+    assert [(slice_.start, slice_.end, slice_.name, slice_.arguments) for slice_ in representative] == [
+        (slice_.start, slice_.end, slice_.name, slice_.arguments) for slice_ in equivalent
     ]
 
 
-def test_what_is_received_is_there_and_comes_last(result: SimulationResult, path: Path) -> None:
-    every = written(path, result, range(8))
-    received = [item for item in every if item.track[-1] == "receive"]
-    assert every[-len(received) :] == received
-    sent = [element for element in every if element.track[-1].startswith("send")]
+def test_receives_are_written_last(result: SimulationResult, path: Path) -> None:
+    all_slices = write_and_read(path, result, range(8))
+    received = [slice_ for slice_ in all_slices if slice_.track[-1] == "receive"]
+    assert all_slices[-len(received) :] == received
+    sent = [slice_ for slice_ in all_slices if slice_.track[-1].startswith("send")]
     assert len(received) == len(sent) == 4 * 2 * 4  # microbatches, directions, pipelines
-    assert sorted((entry.start, entry.end) for entry in received) == sorted((each.start, each.end) for each in sent)
-    assert {each.name for each in received} == {f"receive for microbatch {number}" for number in range(4)}
+    assert sorted((slice_.start, slice_.end) for slice_ in received) == sorted(
+        (slice_.start, slice_.end) for slice_ in sent
+    )
+    assert {slice_.name for slice_ in received} == {f"receive for microbatch {microbatch}" for microbatch in range(4)}
 
 
 @pytest.mark.parametrize("jitter", ["0%", "5%"])
-def test_microbatches_are_counted_in_their_step_in_names_and_arguments(jitter: str, path: Path) -> None:
+def test_microbatches_are_numbered_within_their_step(jitter: str, path: Path) -> None:
     result = simulated("steps=2", f"disturbances.jitter={jitter}")
-    counted = [item for item in written(path, result, [0, 4]) if "microbatch" in item.arguments]
-    places = {(element.arguments["step"], element.arguments["microbatch"]) for element in counted}
-    assert places == {(step, microbatch) for step in (1, 2) for microbatch in range(4)}
-    for entry in counted:
-        assert f"microbatch {entry.arguments['microbatch']}" in entry.name
-        assert entry.name.endswith(f", step {entry.arguments['step']}")
-    assert not any("step" in each.arguments for each in written(path, simulated(), [0]))
+    pass_slices = [slice_ for slice_ in write_and_read(path, result, [0, 4]) if "microbatch" in slice_.arguments]
+    step_microbatches = {(slice_.arguments["step"], slice_.arguments["microbatch"]) for slice_ in pass_slices}
+    assert step_microbatches == {(step, microbatch) for step in (1, 2) for microbatch in range(4)}
+    for slice_ in pass_slices:
+        assert f"microbatch {slice_.arguments['microbatch']}" in slice_.name
+        assert slice_.name.endswith(f", step {slice_.arguments['step']}")
+    assert not any("step" in slice_.arguments for slice_ in write_and_read(path, simulated(), [0]))
 
 
-def test_chunks_are_said_in_names_from_the_second_on(path: Path) -> None:
+def test_slice_names_have_nonzero_chunks(path: Path) -> None:
     result = simulated("schedule={interleaved: {chunks: 2}}")
-    counted = [item for item in written(path, result, [0]) if "chunk" in item.arguments]
-    assert {element.arguments["chunk"] for element in counted} == {0, 1}
-    for entry in counted:
-        assert (", chunk 1" in entry.name) is (entry.arguments["chunk"] == 1)
+    pass_slices = [slice_ for slice_ in write_and_read(path, result, [0]) if "chunk" in slice_.arguments]
+    assert {slice_.arguments["chunk"] for slice_ in pass_slices} == {0, 1}
+    for slice_ in pass_slices:
+        assert (", chunk 1" in slice_.name) is (slice_.arguments["chunk"] == 1)
 
 
-def test_waits_inside_a_pass_are_said_and_not_drawn(path: Path) -> None:
+def test_waits_within_a_pass_are_arguments_not_slices(path: Path) -> None:
     """A tensor-parallel group of which one member is slow: the other waits at every exchange."""
     result = simulated("disturbances.slow={gpu: 0, speed: 0.5}")
-    every = written(path, result, [1])
-    compute = {item.uuid for item in every if item.depth}
-    drawn = [(element.depth, element.end - element.start) for element in every if element.uuid in compute]
-    waited = sum(lasts if depth == 0 else -lasts for depth, lasts in drawn)
+    all_slices = write_and_read(path, result, [1])
+    compute = {slice_.uuid for slice_ in all_slices if slice_.depth}
+    drawn = [(slice_.depth, slice_.end - slice_.start) for slice_ in all_slices if slice_.uuid in compute]
+    waited = sum(duration if depth == 0 else -duration for depth, duration in drawn)
     trace = result.trace
     assert waited == pytest.approx(1e9 * trace.waited[trace.rank == trace.representative[1]].sum(), rel=1e-4)
-    assert any("between operations" in str(entry.arguments.get("inside")) for entry in every)
+    assert any("between operations" in str(slice_.arguments.get("inside")) for slice_ in all_slices)
 
 
-def test_what_a_span_waited_for_is_named_whichever_ranks_are_written(path: Path) -> None:
+def test_causes_are_named_for_any_selection_of_ranks(path: Path) -> None:
     """A stage waits for the one before it, in a trace of its own ranks as in one of both."""
     result = simulated()
-    alone = [item.arguments.get("after") for item in written(path, result, [4]) if not item.depth]
-    both = [
-        element.arguments.get("after")
-        for element in written(path, result, [0, 4])
-        if not element.depth and element.rank == 4
+    one_stage = [slice_.arguments.get("after") for slice_ in write_and_read(path, result, [4]) if not slice_.depth]
+    two_stages = [
+        slice_.arguments.get("after")
+        for slice_ in write_and_read(path, result, [0, 4])
+        if not slice_.depth and slice_.rank == 4
     ]
-    assert sorted(map(str, alone)) == sorted(map(str, both))
-    assert "forward of microbatch 0 on stage 0" in alone
+    assert sorted(map(str, one_stage)) == sorted(map(str, two_stages))
+    assert "forward of microbatch 0 on stage 0" in one_stage
 
 
-def test_categories_are_the_words_of_the_page(result: SimulationResult, path: Path) -> None:
-    words = {category.label for category in CATEGORY_STYLES}
-    assert {item.category for item in written(path, result)} <= words
+def test_slice_categories_are_the_page_labels(result: SimulationResult, path: Path) -> None:
+    labels = {category.label for category in CATEGORY_STYLES}
+    assert {slice_.category for slice_ in write_and_read(path, result)} <= labels
 
 
 @pytest.mark.slow
-def test_every_format_is_the_same_however_words_are_hashed(tmp_path: Path) -> None:
+def test_trace_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.report.small_trace import simulated as made\n"
         "from clustersim.report.export import write\n"
@@ -231,7 +232,7 @@ def test_every_format_is_the_same_however_words_are_hashed(tmp_path: Path) -> No
             timeout=300,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
-        files = sorted(item for item in folder.rglob("*") if item.is_file())
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
         written.append({str(file.relative_to(folder)): file.read_bytes() for file in files})
     assert len(written[0]) == 3 + 8
     assert written[0] == written[1]

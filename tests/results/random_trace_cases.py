@@ -8,64 +8,66 @@ from tests.results.trace_cases import (
     BACKWARD,
     FORWARD,
     KERNEL,
-    STEP,
-    Case,
-    Row,
-    collective,
-    exchange,
-    receive,
-    send,
-    timing,
+    OPTIMIZER_STEP,
+    SpanEvent,
+    TraceCase,
+    build_timing,
+    collective_task,
+    comm_op,
+    receive_task,
+    send_task,
 )
 
 TASKS: dict[Stream, list[Task]] = {
-    Stream.COMPUTE: [FORWARD, BACKWARD, STEP, collective("dp")],
-    Stream.DP: [collective("dp"), collective("world"), collective("embedding")],
-    Stream.SEND_NEXT: [send()],
-    Stream.RECEIVE: [receive(), receive("pp_previous")],
+    Stream.COMPUTE: [FORWARD, BACKWARD, OPTIMIZER_STEP, collective_task("dp")],
+    Stream.DP: [collective_task("dp"), collective_task("world"), collective_task("embedding")],
+    Stream.SEND_NEXT: [send_task()],
+    Stream.RECEIVE: [receive_task(), receive_task("pp_previous")],
 }
 SECONDS = st.floats(0, 10)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def trace_cases(draw: st.DrawFn) -> TraceCase:
     """Up to three classes of ranks, each with some rows on every stream; up to two more ranks are folded."""
     ranks = draw(st.integers(1, 3))
-    rows = [row for rank in range(ranks) for stream in TASKS for row in draw(streams(rank, stream))]
-    rows = sorted(rows, key=lambda row: row.end)
-    causes = st.integers(-1, len(rows) - 1)
-    rows = [Row(row.task, row.start, row.end, draw(causes), row.stream, row.rank) for row in rows]
+    events = [event for rank in range(ranks) for stream in TASKS for event in draw(stream_events(rank, stream))]
+    events = sorted(events, key=lambda event: event.end)
+    predecessors = st.integers(-1, len(events) - 1)
+    events = [
+        SpanEvent(event.task, event.start, event.end, draw(predecessors), event.stream, event.rank) for event in events
+    ]
     folded = draw(st.lists(st.integers(0, ranks - 1), max_size=2))
-    return Case(tuple(rows), (*range(ranks), *folded), draw(st.booleans()), draw(timings()))
+    return TraceCase(tuple(events), (*range(ranks), *folded), draw(st.booleans()), draw(timings()))
 
 
 @st.composite
-def streams(draw: st.DrawFn, rank: int, stream: Stream) -> list[Row]:
+def stream_events(draw: st.DrawFn, rank: int, stream: Stream) -> list[SpanEvent]:
     """Rows of one stream, one after the other."""
-    rows, now = [], 0.0
+    events, now = [], 0.0
     for task in draw(st.lists(st.sampled_from(TASKS[stream]), max_size=6)):
         start = now + draw(st.just(0.0) | SECONDS)
         now = start + draw(SECONDS)
-        rows.append(Row(task, start, now, -1, stream, rank))
-    return rows
+        events.append(SpanEvent(task, start, now, -1, stream, rank))
+    return events
 
 
 @st.composite
 def timings(draw: st.DrawFn) -> dict[Segment, SegmentTiming]:
     """Blocks that are shorter or longer than their rows."""
-    blocks = (FORWARD.segment, BACKWARD.segment, STEP.segment)
-    return {block: timing((draw(SECONDS), 0.0)) for block in blocks}
+    segments = (FORWARD.segment, BACKWARD.segment, OPTIMIZER_STEP.segment)
+    return {segment: build_timing((draw(SECONDS), 0.0)) for segment in segments}
 
 
 MIXED = Segment(
     "layer",
     (
         Operation(KERNEL, WorkType.FORWARD),
-        Operation(exchange("tp"), WorkType.FORWARD),
-        Operation(CommOverlap(exchange("cp"), KERNEL, 4), WorkType.BACKWARD),
+        Operation(comm_op("tp"), WorkType.FORWARD),
+        Operation(CommOverlap(comm_op("cp"), KERNEL, 4), WorkType.BACKWARD),
         Operation(KERNEL, WorkType.RECOMPUTE),
-        Operation(exchange("tp"), WorkType.RECOMPUTE),
+        Operation(comm_op("tp"), WorkType.RECOMPUTE),
         Operation(KERNEL, WorkType.OPTIMIZER),
     ),
 )
-MIXED_TIMING = timing((3.0, 0.0), (1.0, 1.0), (2.5, 0.5), (1.5, 0.0), (0.25, 0.25), (0.75, 0.0))
+MIXED_TIMING = build_timing((3.0, 0.0), (1.0, 1.0), (2.5, 0.5), (1.5, 0.0), (0.25, 0.25), (0.75, 0.0))

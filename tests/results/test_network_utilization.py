@@ -22,15 +22,15 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.trace_table import build_trace_table
 from clustersim.results.transfer_events import spread_over_time
 from tests.conftest import examples
-from tests.laws.test_shared_network import crowded
+from tests.laws.test_shared_network import contended_scenarios
 from tests.strategies import scenarios
 
 
-def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> MeteredCollectiveCost:
+def metered_cost(cluster: str, gpus: int, group_members: list[list[int]], algorithm: str) -> MeteredCollectiveCost:
     loaded = load_cluster(cluster, gpu_count=gpus)
-    groups = {"tp": ProcessGroups("tp", np.array(members))}
-    chosen = NcclOverrides(forced=dict.fromkeys(CollectiveType, algorithm))
-    return MeteredCollectiveCost(loaded.fabric, chosen.apply_to(load_library(loaded.library)), groups)
+    groups = {"tp": ProcessGroups("tp", np.array(group_members))}
+    overrides = NcclOverrides(forced=dict.fromkeys(CollectiveType, algorithm))
+    return MeteredCollectiveCost(loaded.fabric, overrides.apply_to(load_library(loaded.library)), groups)
 
 
 @pytest.mark.parametrize(
@@ -38,58 +38,60 @@ def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -
     [(CollectiveType.ALL_GATHER, 1), (CollectiveType.REDUCE_SCATTER, 1), (CollectiveType.ALL_REDUCE, 2)],
 )
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_ring_in_a_node_sends_its_textbook_volume_up_and_down_nvlink(
-    kind: CollectiveType, parts: int, size: int
-) -> None:
+def test_a_ring_within_a_node_has_the_textbook_nvlink_volume(kind: CollectiveType, parts: int, size: int) -> None:
     """Every member sends (n - 1) / n of the payload, twice as much to reduce and gather; each byte passes two links."""
     members = np.arange(8).reshape(-1, size).tolist()
-    found = metered("dgx-h100", 8, members, "ring").link_volumes(CommOp("x", kind, "tp", 1e6))
+    carried = metered_cost("dgx-h100", 8, members, "ring").link_volumes(CommOp("x", kind, "tp", 1e6))
     sent = parts * (size - 1)
-    assert found.sent_fraction == pytest.approx([sent] * (8 // size))
-    assert found.crossing_fraction[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(found.sent_fraction)
-    assert found.crossing_fraction.sum() == pytest.approx(found.sent_fraction.sum()), "nothing crosses another tier"
-    assert np.bincount(found.group_index, found.fraction) == pytest.approx([2 * sent] * (8 // size))
-    assert np.bincount(found.link_id, found.fraction) == pytest.approx([sent / size] * 16)
+    assert carried.sent_fraction == pytest.approx([sent] * (8 // size))
+    assert carried.crossing_fraction[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(carried.sent_fraction)
+    assert carried.crossing_fraction.sum() == pytest.approx(carried.sent_fraction.sum()), "nothing crosses another tier"
+    assert np.bincount(carried.group_index, carried.fraction) == pytest.approx([2 * sent] * (8 // size))
+    assert np.bincount(carried.link_id, carried.fraction) == pytest.approx([sent / size] * 16)
 
 
-def test_a_ring_of_gpus_of_equal_place_in_two_nodes_crosses_nics_and_no_nvlink() -> None:
-    found = metered("dgx-h100", 16, [[0, 8]], "ring").link_volumes(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
-    assert found.sent_fraction.tolist() == [1.0]
-    crossed = {LINK_KINDS[tier] for tier in np.flatnonzero(found.crossing_fraction[0]).tolist()}
+def test_a_ring_of_one_rail_over_two_nodes_uses_nics_and_no_nvlink() -> None:
+    carried = metered_cost("dgx-h100", 16, [[0, 8]], "ring").link_volumes(
+        CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6)
+    )
+    assert carried.sent_fraction.tolist() == [1.0]
+    crossed = {LINK_KINDS[tier] for tier in np.flatnonzero(carried.crossing_fraction[0]).tolist()}
     assert crossed == {LinkKind.PCIE, LinkKind.NIC}, "they share the leaf of their rail"
 
 
 def test_a_group_of_one_carries_nothing() -> None:
-    found = metered("dgx-h100", 2, [[0], [1]], "ring").link_volumes(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
-    assert found.sent_fraction.tolist() == [0.0, 0.0]
-    assert not len(found.link_id)
+    carried = metered_cost("dgx-h100", 2, [[0], [1]], "ring").link_volumes(
+        CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6)
+    )
+    assert carried.sent_fraction.tolist() == [0.0, 0.0]
+    assert not len(carried.link_id)
 
 
-def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
-    meter = metered("dgx-h100", 8, [list(range(8))], "ring")
+def test_comm_ops_that_differ_only_in_payload_share_their_link_shares() -> None:
+    meter = metered_cost("dgx-h100", 8, [list(range(8))], "ring")
     first, second = (meter.link_volumes(CommOp("x", CollectiveType.ALL_GATHER, "tp", size)) for size in (1e6, 2e9))
     assert first is second
 
 
-def use(result: SimulationResult, bins: int = 50) -> NetworkUtilization | None:
+def utilization(result: SimulationResult, bin_count: int = 50) -> NetworkUtilization | None:
     cluster, settings = result.scenario.cluster, result.scenario.cost
     groups = result.program.groups
     volumes = MeteredCollectiveCost(
         cluster.fabric, settings.nccl_overrides.apply_to(load_library(cluster.library)), groups
     )
     return network_utilization(
-        build_trace_table(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins
+        build_trace_table(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bin_count
     )
 
 
-def found(result: SimulationResult) -> NetworkUtilization:
-    answer = use(result)
-    assert answer is not None
-    return answer
+def require_utilization(result: SimulationResult) -> NetworkUtilization:
+    network = utilization(result)
+    assert network is not None
+    return network
 
 
 @cache
-def plan(**changes: Any) -> Scenario:
+def cached_scenario(**changes: Any) -> Scenario:
     cluster = {"name": "dgx-h100", "gpus": changes.pop("gpus", 16)}
     training = {"sequence": 1024, "global_batch": 16, "microbatch": 1}
     cost = {"symmetry": changes.pop("symmetry", "auto"), "network": changes.pop("network", "uncontended")}
@@ -106,58 +108,65 @@ def plan(**changes: Any) -> Scenario:
     )
 
 
-def bytes_on(answer: NetworkUtilization) -> dict[LinkKind, float]:
+def tier_bytes(network: NetworkUtilization) -> dict[LinkKind, float]:
     """All bytes that links of each tier carry in the run."""
-    bins = len(answer.tiers[0].utilization_over_time)
+    bin_count = len(network.tiers[0].utilization_over_time)
     return {
-        tier.kind: float(tier.utilization_over_time.sum()) * tier.capacity * answer.makespan / bins
-        for tier in answer.tiers
+        tier.kind: float(tier.utilization_over_time.sum()) * tier.capacity * network.makespan / bin_count
+        for tier in network.tiers
     }
 
 
-def test_messages_between_two_stages_are_their_payload_once_per_hop() -> None:
-    result = simulate(plan(pp=2, tp=8))
-    answer, training = found(result), result.scenario.training
-    axis = {axis_traffic.axis: axis_traffic for axis_traffic in answer.axis_traffic}["pp"]
+def test_p2p_messages_count_once_per_hop() -> None:
+    result = simulate(cached_scenario(pp=2, tp=8))
+    network, training = require_utilization(result), result.scenario.training
+    axis = {axis_traffic.axis: axis_traffic for axis_traffic in network.axis_traffic}["pp"]
     tokens = training.global_batch * training.sequence
-    message = tokens * result.scenario.model.hidden * 2.0  # BF16, once forward and once backward
-    assert axis.sent_bytes == pytest.approx(2 * message), "of the tensor-parallel group each member sends its part"
-    crossed = {tier.kind for tier, amount in zip(answer.tiers, axis.tier_bytes, strict=True) if amount}
+    message_bytes = tokens * result.scenario.model.hidden * 2.0  # BF16, once forward and once backward
+    assert axis.sent_bytes == pytest.approx(2 * message_bytes), (
+        "of the tensor-parallel group each member sends its part"
+    )
+    crossed = {tier.kind for tier, amount in zip(network.tiers, axis.tier_bytes, strict=True) if amount}
     assert crossed == {LinkKind.PCIE, LinkKind.NIC}
-    assert bytes_on(answer)[LinkKind.NIC] == pytest.approx(
+    assert tier_bytes(network)[LinkKind.NIC] == pytest.approx(
         2
-        * sum(item.tier_bytes[[tier.kind for tier in answer.tiers].index(LinkKind.NIC)] for item in answer.axis_traffic)
+        * sum(
+            item.tier_bytes[[tier.kind for tier in network.tiers].index(LinkKind.NIC)] for item in network.axis_traffic
+        )
     )
 
 
-def test_data_parallel_bytes_are_those_of_the_textbook() -> None:
+def test_data_parallel_volume_is_the_textbook_ring_volume() -> None:
     """A ring all-reduce of all gradients: 2 (n - 1) / n of four bytes a parameter, from each of n ranks."""
-    scenario = plan(dp=8, gpus=8)
+    scenario = cached_scenario(dp=8, gpus=8)
     mapping = {**scenario.raw_mapping, "cost": {"collectives": {"all_reduce": "ring"}}, "model": "gpt2-small"}
     result = simulate(Scenario.from_mapping(mapping))
     exchanged = {exchange for program in result.program.programs for exchange in program.comm_ops}
     assert {exchange.collective for exchange in exchanged} == {CollectiveType.ALL_REDUCE}
     payload = sum(task.comm_op.payload for task in result.program.programs[0].tasks if hasattr(task, "comm_op"))
-    (axis,) = found(result).axis_traffic
+    (axis,) = require_utilization(result).axis_traffic
     assert axis.axis == "dp"
     assert axis.sent_bytes / 8 == pytest.approx(2 * 7 / 8 * payload)
 
 
 def test_folded_ranks_count_as_all_ranks() -> None:
-    folded, every = (found(simulate(plan(tp=2, pp=2, dp=4, symmetry=symmetry))) for symmetry in ("auto", "off"))
-    same(folded, every)
+    folded, unfolded = (
+        require_utilization(simulate(cached_scenario(tp=2, pp=2, dp=4, symmetry=symmetry)))
+        for symmetry in ("auto", "off")
+    )
+    assert_same_utilization(folded, unfolded)
 
 
-def same(left: NetworkUtilization, right: NetworkUtilization) -> None:
+def assert_same_utilization(left: NetworkUtilization, right: NetworkUtilization) -> None:
     assert [tier.kind for tier in left.tiers] == [tier.kind for tier in right.tiers]
-    for tier, other in zip(left.tiers, right.tiers, strict=True):
-        assert tier.utilization_over_time == pytest.approx(other.utilization_over_time, rel=1e-6, abs=1e-9)
-        assert tier.max_link_utilization == pytest.approx(other.max_link_utilization)
-    mine, others = ({axis.axis: axis for axis in answer.axis_traffic} for answer in (left, right))
-    assert mine.keys() == others.keys()
-    for name, axis in mine.items():
-        assert axis.sent_bytes == pytest.approx(others[name].sent_bytes)
-        assert axis.tier_bytes == pytest.approx(others[name].tier_bytes)
+    for tier, right_tier in zip(left.tiers, right.tiers, strict=True):
+        assert tier.utilization_over_time == pytest.approx(right_tier.utilization_over_time, rel=1e-6, abs=1e-9)
+        assert tier.max_link_utilization == pytest.approx(right_tier.max_link_utilization)
+    left_axes, right_axes = ({axis.axis: axis for axis in answer.axis_traffic} for answer in (left, right))
+    assert left_axes.keys() == right_axes.keys()
+    for name, axis in left_axes.items():
+        assert axis.sent_bytes == pytest.approx(right_axes[name].sent_bytes)
+        assert axis.tier_bytes == pytest.approx(right_axes[name].tier_bytes)
     assert [busiest_link.link for busiest_link in left.busiest_links] == [
         busy_link.link for busy_link in right.busiest_links
     ]
@@ -166,62 +175,66 @@ def same(left: NetworkUtilization, right: NetworkUtilization) -> None:
     ]
 
 
-def test_a_shared_network_moves_the_same_bytes_and_no_link_more_than_it_can() -> None:
-    alone, shared = (found(simulate(plan(pp=2, dp=8, network=kind))) for kind in ("uncontended", "shared"))
-    for mine, other in zip(alone.axis_traffic, shared.axis_traffic, strict=True):
-        assert mine.sent_bytes == pytest.approx(other.sent_bytes)
-        assert mine.tier_bytes == pytest.approx(other.tier_bytes)
+def test_contention_keeps_the_bytes_and_no_link_exceeds_its_capacity() -> None:
+    uncontended, shared = (
+        require_utilization(simulate(cached_scenario(pp=2, dp=8, network=kind))) for kind in ("uncontended", "shared")
+    )
+    for axis, shared_axis in zip(uncontended.axis_traffic, shared.axis_traffic, strict=True):
+        assert axis.sent_bytes == pytest.approx(shared_axis.sent_bytes)
+        assert axis.tier_bytes == pytest.approx(shared_axis.tier_bytes)
     assert all(tier.max_link_utilization <= 1.0 for tier in shared.tiers)
     assert all(busiest_link.utilization <= 1.0 for busiest_link in shared.busiest_links)
 
 
-def test_bytes_of_several_steps_are_those_of_one() -> None:
-    one, three = (found(simulate(plan(pp=2, dp=8, steps=steps))) for steps in (1, 3))
-    for mine, other in zip(one.axis_traffic, three.axis_traffic, strict=True):
-        assert mine.sent_bytes == pytest.approx(other.sent_bytes)
-    assert bytes_on(three)[LinkKind.NIC] == pytest.approx(3 * bytes_on(one)[LinkKind.NIC])
+def test_bytes_per_step_do_not_depend_on_the_step_count() -> None:
+    one, three = (require_utilization(simulate(cached_scenario(pp=2, dp=8, steps=steps))) for steps in (1, 3))
+    for axis, three_step_axis in zip(one.axis_traffic, three.axis_traffic, strict=True):
+        assert axis.sent_bytes == pytest.approx(three_step_axis.sent_bytes)
+    assert tier_bytes(three)[LinkKind.NIC] == pytest.approx(3 * tier_bytes(one)[LinkKind.NIC])
 
 
 def test_one_rank_uses_no_network() -> None:
     one = {"layout": {}, "cluster": {"name": "dgx-h100", "gpus": 1}, "model": "gpt2-small"}
-    assert use(simulate(Scenario.from_mapping({**plan(dp=8, gpus=8).raw_mapping, **one}))) is None
+    assert utilization(simulate(Scenario.from_mapping({**cached_scenario(dp=8, gpus=8).raw_mapping, **one}))) is None
 
 
-def test_gpus_of_others_are_no_capacity() -> None:
-    result, fabric = simulate(plan(tp=8, gpus=8)), load_cluster("dgx-h100", gpu_count=16).fabric
-    rows = build_trace_table(result.trace, result.program)
-    answer = network_utilization(
-        rows, fabric, MeteredCollectiveCost(fabric, load_library("nccl"), result.program.groups)
+def test_unused_gpus_add_no_capacity() -> None:
+    result, fabric = simulate(cached_scenario(tp=8, gpus=8)), load_cluster("dgx-h100", gpu_count=16).fabric
+    trace_table = build_trace_table(result.trace, result.program)
+    network = network_utilization(
+        trace_table, fabric, MeteredCollectiveCost(fabric, load_library("nccl"), result.program.groups)
     )
-    assert answer is not None
-    ports = {tier.kind: tier for tier in answer.tiers}[LinkKind.NVLINK]
+    assert network is not None
+    ports = {tier.kind: tier for tier in network.tiers}[LinkKind.NVLINK]
     assert ports.link_count == 2 * 8
     assert ports.capacity == pytest.approx(2 * 8 * 450e9)
     assert ports.mean_utilization == pytest.approx(
-        {tier.kind: tier for tier in found(result).tiers}[LinkKind.NVLINK].mean_utilization
+        {tier.kind: tier for tier in require_utilization(result).tiers}[LinkKind.NVLINK].mean_utilization
     )
 
 
 @examples(15)
 @given(scenarios())
-def test_folding_and_sharing_keep_every_byte(scenario: Scenario) -> None:
+def test_folding_and_contention_keep_every_byte(scenario: Scenario) -> None:
     result = simulate(scenario)
-    answer = use(result)
-    every = use(simulate(replace(scenario, cost=replace(scenario.cost, symmetry=type(scenario.cost.symmetry).OFF))))
-    if answer is None or every is None:
-        assert answer is every
+    network = utilization(result)
+    unfolded = utilization(
+        simulate(replace(scenario, cost=replace(scenario.cost, symmetry=type(scenario.cost.symmetry).OFF)))
+    )
+    if network is None or unfolded is None:
+        assert network is unfolded
         return
-    same(answer, every)
-    assert sum(axis_traffic.tier_bytes.sum() for axis_traffic in answer.axis_traffic) > 0
-    for axis in answer.axis_traffic:
+    assert_same_utilization(network, unfolded)
+    assert sum(axis_traffic.tier_bytes.sum() for axis_traffic in network.axis_traffic) > 0
+    for axis in network.axis_traffic:
         assert (axis.tier_bytes <= axis.sent_bytes * (1 + 1e-9)).all()
 
 
 @examples(15)
-@given(crowded())
-def test_on_a_shared_network_no_link_is_used_for_more_than_a_second_per_second(scenario: Scenario) -> None:
-    answer = use(simulate(scenario))
-    assert answer is None or all(tier.max_link_utilization <= 1.0 + 1e-9 for tier in answer.tiers)
+@given(contended_scenarios())
+def test_no_link_of_a_shared_network_is_utilized_above_one(scenario: Scenario) -> None:
+    network = utilization(simulate(scenario))
+    assert network is None or all(tier.max_link_utilization <= 1.0 + 1e-9 for tier in network.tiers)
 
 
 SPANS = st.lists(

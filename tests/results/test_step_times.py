@@ -18,35 +18,43 @@ from clustersim.results.step_times import step_times
 from clustersim.results.trace_table import build_trace_table
 from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
-from tests.engine.small_programs import NEXT, compute, meet, program, receive, replicated, send
+from tests.engine.small_programs import (
+    PP_NEXT,
+    all_reduce,
+    compute,
+    make_program,
+    make_replicated_program,
+    receive,
+    send,
+)
 
 
-def times(made: Program, steps: int, jitter: Jitter | None = None) -> FloatArray:
+def simulated_step_times(step_program: Program, step_count: int, jitter: Jitter | None = None) -> FloatArray:
     """Seconds of each of some steps in a row, at unit costs."""
-    repeated = repeat_steps(made, steps)
-    unit = UnitCost(repeated)
-    cost = SegmentCost(repeated, DeviceModels.uniform(DeviceModel(unit), repeated.world_size), unit)
+    repeated = repeat_steps(step_program, step_count)
+    unit_cost = UnitCost(repeated)
+    cost = SegmentCost(repeated, DeviceModels.uniform(DeviceModel(unit_cost), repeated.world_size), unit_cost)
     trace, _ = simulate_program(repeated, singleton_classes(repeated), cost, jitter=jitter)
-    found = step_times(build_trace_table(trace, repeated, steps))
-    assert found.shape == (steps,)
-    assert found.sum() == pytest.approx(trace.makespan)
-    return found
+    seconds = step_times(build_trace_table(trace, repeated, step_count))
+    assert seconds.shape == (step_count,)
+    assert seconds.sum() == pytest.approx(trace.makespan)
+    return seconds
 
 
 def test_one_step_takes_the_makespan() -> None:
-    assert times(program([[compute(1.0)], [compute(2.5)]]), 1).tolist() == [2.5]
+    assert simulated_step_times(make_program([[compute(1.0)], [compute(2.5)]]), 1).tolist() == [2.5]
 
 
-def test_steps_of_ranks_in_step_are_equal() -> None:
+def test_steps_of_synchronized_ranks_are_equal() -> None:
     """Each computes 1 and 2 s, then both reduce for 3 s behind the slower."""
-    made = program([[compute(1.0), meet(3.0, after=(0,)), compute(0.0, after=(1,))],
-                    [compute(2.0), meet(3.0, after=(0,)), compute(0.0, after=(1,))]], {"dp": [[0, 1]]})  # fmt: skip
-    assert times(made, 4).tolist() == [5.0] * 4
+    step_program = make_program([[compute(1.0), all_reduce(3.0, depends_on=(0,)), compute(0.0, depends_on=(1,))],
+                    [compute(2.0), all_reduce(3.0, depends_on=(0,)), compute(0.0, depends_on=(1,))]], {"dp": [[0, 1]]})  # fmt: skip
+    assert simulated_step_times(step_program, 4).tolist() == [5.0] * 4
 
 
-def test_a_straggler_that_drifts_sets_the_pace_though_nobody_waits_for_it() -> None:
+def test_an_unsynchronized_straggler_determines_the_step_time() -> None:
     """Ranks of 1 and 2 s that never meet: every step ends when the slow one has run it, 2 s after its last."""
-    assert times(program([[compute(1.0)], [compute(2.0)]]), 5).tolist() == [2.0] * 5
+    assert simulated_step_times(make_program([[compute(1.0)], [compute(2.0)]]), 5).tolist() == [2.0] * 5
 
 
 def test_steps_overlap_where_ranks_run_ahead() -> None:
@@ -54,34 +62,38 @@ def test_steps_overlap_where_ranks_run_ahead() -> None:
 
     The first step takes 2 + 1 + 3 s; then rank 0 is ahead, and each further step ends 3 s later.
     """
-    made = program([[compute(2.0), send(1.0, after=(0,))], [receive(1.0), compute(3.0, after=(0,))]], {NEXT: [[0, 1]]})
-    assert times(made, 4).tolist() == [6.0, 3.0, 3.0, 3.0]
+    step_program = make_program(
+        [[compute(2.0), send(1.0, depends_on=(0,))], [receive(1.0), compute(3.0, depends_on=(0,))]], {PP_NEXT: [[0, 1]]}
+    )
+    assert simulated_step_times(step_program, 4).tolist() == [6.0, 3.0, 3.0, 3.0]
 
 
-def test_programs_of_different_lengths_have_steps_of_their_own() -> None:
+def test_programs_may_have_different_task_counts_per_step() -> None:
     """Three tasks and one: the first rank's step takes 3 s, the second's 1."""
-    made = program([[compute(1.0), compute(1.0), compute(1.0)], [compute(1.0)]])
-    assert times(made, 3).tolist() == [3.0, 3.0, 3.0]
+    step_program = make_program([[compute(1.0), compute(1.0), compute(1.0)], [compute(1.0)]])
+    assert simulated_step_times(step_program, 3).tolist() == [3.0, 3.0, 3.0]
 
 
-def test_a_rank_without_tasks_takes_part_in_no_step() -> None:
-    assert times(program([[compute(2.0)], []]), 2).tolist() == [2.0, 2.0]
+def test_a_rank_without_tasks_does_not_affect_step_times() -> None:
+    assert simulated_step_times(make_program([[compute(2.0)], []]), 2).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("ranks", [1, 6])
-def test_with_jitter_each_step_takes_its_own_draws(ranks: int) -> None:
+def test_with_jitter_each_step_has_its_own_samples(ranks: int) -> None:
     """Ranks that reduce after every kernel: step n lasts the largest n-th factor of all (two operations a step)."""
     jitter = Jitter(0.1, seed=5)
-    steps = [compute(1.0), meet(1.0, after=(0,)), compute(0.0, after=(1,))]
-    made = replicated(steps, ranks, {"dp": [list(range(ranks))]})
+    tasks = [compute(1.0), all_reduce(1.0, depends_on=(0,)), compute(0.0, depends_on=(1,))]
+    step_program = make_replicated_program(tasks, ranks, {"dp": [list(range(ranks))]})
     factors = np.stack([jitter.rank_factors(rank, 10) for rank in range(ranks)])
-    assert times(made, 5, jitter).tolist() == pytest.approx((1.0 + factors[:, ::2].max(axis=0)).tolist())
+    assert simulated_step_times(step_program, 5, jitter).tolist() == pytest.approx(
+        (1.0 + factors[:, ::2].max(axis=0)).tolist()
+    )
 
 
 KERNELS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3)
 
 
 @given(st.lists(KERNELS, min_size=1, max_size=3), st.integers(1, 4))
-def test_steps_of_ranks_that_never_meet_end_with_the_slowest(kernels: Sequence[Sequence[float]], steps: int) -> None:
-    made = program([[compute(seconds) for seconds in kernel] for kernel in kernels])
-    assert times(made, steps).tolist() == [max(sum(item) for item in kernels)] * steps
+def test_steps_of_unsynchronized_ranks_end_with_the_slowest(kernels: Sequence[Sequence[float]], steps: int) -> None:
+    step_program = make_program([[compute(seconds) for seconds in kernel] for kernel in kernels])
+    assert simulated_step_times(step_program, steps).tolist() == [max(sum(item) for item in kernels)] * steps

@@ -10,21 +10,19 @@ VALUES = st.lists(st.floats(0.0, 1.0), min_size=0, max_size=30)
 
 
 @given(VALUES, st.floats(0.0, 0.5))
-def test_each_row_is_in_one_group_and_no_group_is_wider_than_allowed(values: list[float], within: float) -> None:
+def test_groups_partition_the_rows_and_stay_within_tolerance(values: list[float], tolerance: float) -> None:
     rows = np.array([[value, 1.0 - value] for value in values]).reshape(len(values), 2)
-    groups = group_within_tolerance(rows, within)
+    groups = group_within_tolerance(rows, tolerance)
     assert sorted(np.concatenate([np.zeros(0, dtype=np.int64), *groups]).tolist()) == list(range(len(values)))
-    assert all(np.ptp(rows[group], axis=0).max() <= within for group in groups)
-    firsts = [int(group[0]) for group in groups]
-    assert firsts == sorted(firsts)
+    assert all(np.ptp(rows[group], axis=0).max() <= tolerance for group in groups)
+    first_rows = [int(group[0]) for group in groups]
+    assert first_rows == sorted(first_rows)
 
 
 @given(VALUES, st.floats(0.0, 0.5))
-def test_steady_values_are_no_further_off_than_allowed_and_have_the_same_mean(
-    values: list[float], within: float
-) -> None:
-    found = smooth_runs(np.array(values), within)
-    assert np.all(np.abs(found - values) <= within + 1e-12)
-    assert np.isclose(found.sum(), sum(values))
-    if values and np.ptp(values) <= within:
-        assert len(set(found.tolist())) == 1
+def test_smoothed_runs_stay_within_tolerance_and_keep_the_sum(values: list[float], tolerance: float) -> None:
+    smoothed = smooth_runs(np.array(values), tolerance)
+    assert np.all(np.abs(smoothed - values) <= tolerance + 1e-12)
+    assert np.isclose(smoothed.sum(), sum(values))
+    if values and np.ptp(values) <= tolerance:
+        assert len(set(smoothed.tolist())) == 1

@@ -16,10 +16,19 @@ from clustersim.results.utilization import (
     recomputed_flops_total,
     tokens_per_second,
 )
-from tests.results.trace_cases import BACKWARD, FORWARD, KERNEL, STEP, Case, Row, collective, receive
+from tests.results.trace_cases import (
+    BACKWARD,
+    FORWARD,
+    KERNEL,
+    OPTIMIZER_STEP,
+    SpanEvent,
+    TraceCase,
+    collective_task,
+    receive_task,
+)
 
 
-def test_mfu_is_palms() -> None:
+def test_mfu_matches_palm() -> None:
     """PaLM (arXiv:2204.02311), appendix B.
 
     540 B parameters, 118 layers, 48 heads of 256, sequence 2048, on 6144 TPU v4
@@ -34,35 +43,35 @@ def test_mfu_is_palms() -> None:
 
 def test_full_recomputation_makes_hfu_four_thirds_of_mfu() -> None:
     """Backward is two forwards, so model FLOP are three, and a second forward makes four."""
-    whole = {"seconds": 2.0, "ranks": 8, "peak": 1e15}
-    assert hfu(3e15, 1e15, **whole) == pytest.approx(4 / 3 * mfu(3e15, **whole))  # type: ignore[arg-type]
+    arguments = {"seconds": 2.0, "ranks": 8, "peak": 1e15}
+    assert hfu(3e15, 1e15, **arguments) == pytest.approx(4 / 3 * mfu(3e15, **arguments))  # type: ignore[arg-type]
 
 
-def test_rates() -> None:
+def test_flops_and_token_rates() -> None:
     assert achieved_flops_per_gpu(8e15, step_time=2.0, gpu_count=4) == 1e15
     assert tokens_per_second(2048, 8192, 4.0) == 2048 * 8192 / 4
 
 
 def test_fractions_are_of_the_step_time() -> None:
-    rows = (
-        Row(receive(), 1, 2, -1, Stream.RECEIVE),
-        Row(FORWARD, 2, 4, 0),
-        Row(BACKWARD, 4, 7),
-        Row(collective("dp"), 7, 9, -1, Stream.DP),
-        Row(STEP, 9, 10, 3),
+    events = (
+        SpanEvent(receive_task(), 1, 2, -1, Stream.RECEIVE),
+        SpanEvent(FORWARD, 2, 4, 0),
+        SpanEvent(BACKWARD, 4, 7),
+        SpanEvent(collective_task("dp"), 7, 9, -1, Stream.DP),
+        SpanEvent(OPTIMIZER_STEP, 9, 10, 3),
     )
-    case = Case(rows, staged=True)
-    answer = compute_breakdown(case.joined, case.timing_of)
-    assert bubble_fraction(answer) == pytest.approx(0.1)
-    assert exposed_fraction(answer) == pytest.approx(0.3)
+    case = TraceCase(events, has_pipeline=True)
+    breakdown = compute_breakdown(case.trace_table, case.segment_timing)
+    assert bubble_fraction(breakdown) == pytest.approx(0.1)
+    assert exposed_fraction(breakdown) == pytest.approx(0.3)
 
 
-def test_nothing_is_exposed_when_nothing_ran() -> None:
-    case = Case(())
-    assert exposed_fraction(compute_breakdown(case.joined, case.timing_of)) == 0.0
+def test_an_empty_trace_has_no_exposed_communication() -> None:
+    case = TraceCase(())
+    assert exposed_fraction(compute_breakdown(case.trace_table, case.segment_timing)) == 0.0
 
 
-def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
+def test_recomputed_flops_are_those_of_matmuls_on_all_ranks() -> None:
     """Two runs on each of three ranks.
 
     A product of 1e9 FLOP, and an attention forward as a full matrix: 4 b q k h d = 4 * 2 * 8 * 8 * 3 * 5 = 7,680
@@ -71,11 +80,11 @@ def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
     shape = AttentionShape(batch=2, query=8, key=8, heads=3, kv_heads=3, head_dim=5, causal=True)
     attention = Kernel("core", KernelKind.ATTENTION_FORWARD, DType.BF16, 7680 * 9 / 16, 1.0, shape)
     norm = Kernel("norm", KernelKind.NORM, DType.BF16, 5e5, 1.0)
-    again = WorkType.RECOMPUTE
-    operations = (Operation(KERNEL, again), Operation(attention, again), Operation(norm, again))
+    recompute = WorkType.RECOMPUTE
+    operations = (Operation(KERNEL, recompute), Operation(attention, recompute), Operation(norm, recompute))
     task = ComputeTask(Segment("layer", (*operations, Operation(KERNEL, WorkType.BACKWARD))))
-    case = Case((Row(task, 0, 1), Row(task, 1, 2)), (0, 0, 0))
-    assert recomputed_flops_total(case.joined) == pytest.approx(2 * 3 * (1e9 + 7680))
+    case = TraceCase((SpanEvent(task, 0, 1), SpanEvent(task, 1, 2)), (0, 0, 0))
+    assert recomputed_flops_total(case.trace_table) == pytest.approx(2 * 3 * (1e9 + 7680))
 
 
 def test_the_convention_is_stated() -> None:

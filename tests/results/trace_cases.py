@@ -30,84 +30,85 @@ KERNEL = Kernel("matmul", KernelKind.MATMUL, DType.BF16, flops=1e9, bytes=1e6)
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
-def exchange(role: str, name: str = "") -> CommOp:
-    return CommOp(name or role, CollectiveType.ALL_REDUCE, role, 1e6)
+def comm_op(comm_group: str, name: str = "") -> CommOp:
+    return CommOp(name or comm_group, CollectiveType.ALL_REDUCE, comm_group, 1e6)
 
 
-def block(*works: WorkType) -> Segment:
-    return Segment("kernels", tuple(Operation(KERNEL, work) for work in works))
+def segment(*work_types: WorkType) -> Segment:
+    return Segment("kernels", tuple(Operation(KERNEL, work_type) for work_type in work_types))
 
 
-WORK = block(WorkType.FORWARD)
+FORWARD_SEGMENT = segment(WorkType.FORWARD)
 """A block of one forward kernel."""
 
-FORWARD = ComputeTask(WORK, action=Action(0, F, 0))
-BACKWARD = ComputeTask(block(WorkType.BACKWARD), action=Action(0, B, 0))
-STEP = ComputeTask(block(WorkType.OPTIMIZER))
+FORWARD = ComputeTask(FORWARD_SEGMENT, action=Action(0, F, 0))
+BACKWARD = ComputeTask(segment(WorkType.BACKWARD), action=Action(0, B, 0))
+OPTIMIZER_STEP = ComputeTask(segment(WorkType.OPTIMIZER))
 
 
-def receive(role: str = "pp_next") -> ReceiveTask:
-    return ReceiveTask(exchange(role), Action(0, F, 0))
+def receive_task(comm_group: str = "pp_next") -> ReceiveTask:
+    return ReceiveTask(comm_op(comm_group), Action(0, F, 0))
 
 
-def send(role: str = "pp_next") -> SendTask:
-    return SendTask(exchange(role), Action(0, F, 0))
+def send_task(comm_group: str = "pp_next") -> SendTask:
+    return SendTask(comm_op(comm_group), Action(0, F, 0))
 
 
-def collective(role: str, name: str = "") -> CollectiveTask:
-    return CollectiveTask(exchange(role, name))
+def collective_task(comm_group: str, name: str = "") -> CollectiveTask:
+    return CollectiveTask(comm_op(comm_group, name))
 
 
 @dataclass(frozen=True)
-class Row:
+class SpanEvent:
     """One span of the trace: `cause` counts rows in the order in which they are written."""
 
     task: Task
     start: float
     end: float
-    cause: int = -1
+    critical_predecessor: int = -1
     stream: Stream = Stream.COMPUTE
     rank: int = 0
     waited: float = 0.0
     slowed: float = 0.0
-    leader: int | None = None
+    blocking_event: int | None = None
 
 
 @dataclass(frozen=True)
-class Case:
+class TraceCase:
     """A trace with its program. own: seconds of blocks where they are not as long as their rows."""
 
-    rows: tuple[Row, ...]
+    events: tuple[SpanEvent, ...]
     representative: tuple[int, ...] = (0,)
-    staged: bool = False
+    has_pipeline: bool = False
     timings: dict[Segment, SegmentTiming] = field(default_factory=dict)
 
     @property
-    def joined(self) -> TraceTable:
+    def trace_table(self) -> TraceTable:
         return build_trace_table(self.trace, self.program)
 
     @property
     def trace(self) -> Trace:
         counts: dict[int, int] = {}
-        numbers = []
-        for row in self.rows:
-            numbers.append(counts.get(row.rank, 0))
-            counts[row.rank] = numbers[-1] + 1
-        start = np.array([row.start for row in self.rows], dtype=float)
+        task_ids = []
+        for event in self.events:
+            task_ids.append(counts.get(event.rank, 0))
+            counts[event.rank] = task_ids[-1] + 1
+        start = np.array([event.start for event in self.events], dtype=float)
         return Trace(
-            rank=np.array([row.rank for row in self.rows], dtype=np.int64),
-            task=np.array(numbers, dtype=np.int64),
-            stream=np.array([row.stream for row in self.rows], dtype=np.int64),
+            rank=np.array([event.rank for event in self.events], dtype=np.int64),
+            task=np.array(task_ids, dtype=np.int64),
+            stream=np.array([event.stream for event in self.events], dtype=np.int64),
             queued=start,
             ready=start,
             start=start,
-            end=np.array([row.end for row in self.rows], dtype=float),
-            waited=np.array([row.waited for row in self.rows], dtype=float),
-            slowed=np.array([row.slowed for row in self.rows], dtype=float),
+            end=np.array([event.end for event in self.events], dtype=float),
+            waited=np.array([event.waited for event in self.events], dtype=float),
+            slowed=np.array([event.slowed for event in self.events], dtype=float),
             contention=ContentionDelays.empty(),
-            critical_predecessor=np.array([row.cause for row in self.rows], dtype=np.int64),
+            critical_predecessor=np.array([event.critical_predecessor for event in self.events], dtype=np.int64),
             blocking_event=np.array(
-                [n if row.leader is None else row.leader for n, row in enumerate(self.rows)], dtype=int
+                [n if event.blocking_event is None else event.blocking_event for n, event in enumerate(self.events)],
+                dtype=int,
             ),
             representative=np.array(self.representative, dtype=np.int64),
         )
@@ -116,39 +117,43 @@ class Case:
     def program(self) -> Program:
         ranks = len(self.representative)
         programs = tuple(self._rank_program(rank) for rank in range(ranks))
-        roles = ["dp", "world", "tp"] + (["pp_next", "pp_previous"] if self.staged else [])
-        groups = {role: ProcessGroups(role, np.arange(ranks)[None, :]) for role in roles}
+        comm_groups = ["dp", "world", "tp"] + (["pp_next", "pp_previous"] if self.has_pipeline else [])
+        groups = {comm_group: ProcessGroups(comm_group, np.arange(ranks)[None, :]) for comm_group in comm_groups}
         return Program(programs, np.array(self.representative, dtype=np.int64), groups)
 
-    def timing_of(self, rank: int, wanted: Segment) -> SegmentTiming:
+    def segment_timing(self, rank: int, segment: Segment) -> SegmentTiming:
         """As written in `timings`, else one kernel as long as the rank's first row that runs the block."""
-        if wanted in self.timings:
-            return self.timings[wanted]
-        rows = (row for row in self.rows if isinstance(row.task, ComputeTask) and row.task.segment is wanted)
-        first = next(row for row in rows if row.rank == rank)
-        return timing((first.end - first.start, 0.0))
+        if segment in self.timings:
+            return self.timings[segment]
+        events = (
+            event for event in self.events if isinstance(event.task, ComputeTask) and event.task.segment is segment
+        )
+        first_event = next(event for event in events if event.rank == rank)
+        return build_timing((first_event.end - first_event.start, 0.0))
 
     def _rank_program(self, rank: int) -> RankProgram:
-        rows = [row for row in self.rows if row.rank == rank]
-        return RankProgram(tuple(row.task for row in rows), tuple(row.stream for row in rows))
+        events = [event for event in self.events if event.rank == rank]
+        return RankProgram(tuple(event.task for event in events), tuple(event.stream for event in events))
 
 
-def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | None = None) -> SegmentTiming:
+def build_timing(
+    *operation_seconds: tuple[float, float], provenance: tuple[Provenance, ...] | None = None
+) -> SegmentTiming:
     """A block's timing from (seconds, exposed seconds) of each operation."""
-    durations = tuple(seconds for seconds, _ in pieces)
+    durations = tuple(seconds for seconds, _ in operation_seconds)
     return SegmentTiming(
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
-        exposed_comm=np.array([exposed for _, exposed in pieces]),
-        overlap_delay=np.zeros(len(pieces)),
-        launch_stalls=np.zeros(len(pieces)),
+        exposed_comm=np.array([exposed for _, exposed in operation_seconds]),
+        overlap_delay=np.zeros(len(operation_seconds)),
+        launch_stalls=np.zeros(len(operation_seconds)),
         overlaps={},
-        provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
-        bottleneck=(Bottleneck.COMPUTE,) * len(pieces),
-        error=(None,) * len(pieces),
-        in_situ_slowdown=(1.0,) * len(pieces),
+        provenance=provenance or (Provenance.ROOFLINE,) * len(operation_seconds),
+        bottleneck=(Bottleneck.COMPUTE,) * len(operation_seconds),
+        error=(None,) * len(operation_seconds),
+        in_situ_slowdown=(1.0,) * len(operation_seconds),
     )
 
 
-def nonzero(parts: dict[str, float]) -> dict[str, float]:
-    return {name: seconds for name, seconds in parts.items() if seconds}
+def nonzero(seconds_by_category: dict[str, float]) -> dict[str, float]:
+    return {name: seconds for name, seconds in seconds_by_category.items() if seconds}

@@ -24,9 +24,9 @@ def mapping() -> dict[str, Any]:
 def refusal(mapping: dict[str, Any]) -> Callable[..., str]:
     """The sentence with which the legal scenario is refused after some overrides."""
 
-    def refuse(*overrides: str) -> str:
+    def error_message(*overrides: str) -> str:
         with pytest.raises(InputError) as caught:
             Scenario.from_mapping(mapping, default_name="plan.yaml", overrides=overrides)
         return str(caught.value)
 
-    return refuse
+    return error_message

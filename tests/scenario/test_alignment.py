@@ -10,7 +10,7 @@ from clustersim.simulation import simulate
 MODEL = {"layers": 2, "hidden": 1024, "heads": 8, "head_dim": 128, "ffn": 4096, "vocab": 32000}
 
 
-def warned(cluster: str, *overrides: str, tp: int = 2, **model: int) -> tuple[str, ...]:
+def scenario_warnings(cluster: str, *overrides: str, tp: int = 2, **model: int) -> tuple[str, ...]:
     mapping: dict[str, Any] = {
         "model": {**MODEL, **model},
         "cluster": {"name": cluster, "gpus": 8},
@@ -21,8 +21,8 @@ def warned(cluster: str, *overrides: str, tp: int = 2, **model: int) -> tuple[st
 
 
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "hgx-b200", "mi300x"])
-def test_sizes_that_fit_are_left_alone(cluster: str) -> None:
-    assert warned(cluster) == ()
+def test_aligned_dimensions_do_not_warn(cluster: str) -> None:
+    assert scenario_warnings(cluster) == ()
 
 
 @pytest.mark.parametrize(
@@ -49,32 +49,32 @@ def test_sizes_that_fit_are_left_alone(cluster: str) -> None:
         ),
     ],
 )
-def test_a_bad_size_is_named_with_the_nearest_good_ones(sizes: dict[str, int], sentence: str) -> None:
-    assert sentence in warned("dgx-a100", **sizes)
+def test_misaligned_dimensions_suggest_aligned_ones(sizes: dict[str, int], sentence: str) -> None:
+    assert sentence in scenario_warnings("dgx-a100", **sizes)
 
 
-def test_a_head_dimension_can_spoil_attention_and_what_leads_to_it() -> None:
+def test_misaligned_head_dim_affects_attention_and_projections() -> None:
     """3 heads of 125 on each rank make rows of 500 elements, 1,000 bytes."""
-    padded, products = sorted(warned("dgx-h100", tp=2, heads=8, head_dim=125))
+    padded, projections = sorted(scenario_warnings("dgx-h100", tp=2, heads=8, head_dim=125))
     assert padded.startswith("model.head_dim 125: flash attention on h100-sxm-80gb computes it as 128, with copies")
-    assert products.startswith("model.head_dim 125: rows of 500 elements on each of tp 2 are no multiple of 16 bytes")
-    assert products.endswith("120 or 128 fits")
+    assert projections.startswith(
+        "model.head_dim 125: rows of 500 elements on each of tp 2 are no multiple of 16 bytes"
+    )
+    assert projections.endswith("120 or 128 fits")
 
 
-def test_standard_attention_wants_rows_of_16_bytes_and_no_more() -> None:
+def test_standard_attention_needs_16_byte_rows() -> None:
     """BLOOM's chronicle: 108 took a third longer than 104, 112 and 144."""
-    (warning,) = warned("dgx-a100", "training.attention=standard", heads=16, head_dim=108)
+    (warning,) = scenario_warnings("dgx-a100", "training.attention=standard", heads=16, head_dim=108)
     assert "products of standard attention take about 17 times as long" in warning
     assert warning.endswith("104 or 112 fits")
-    assert warned("dgx-a100", "training.attention=standard", heads=16, head_dim=104) == ()
+    assert scenario_warnings("dgx-a100", "training.attention=standard", heads=16, head_dim=104) == ()
 
 
 @pytest.mark.parametrize(
     ("bad", "good"), [({"vocab": 32002}, {"vocab": 32016}), ({"head_dim": 125}, {"head_dim": 128})]
 )
-def test_a_step_with_a_bad_size_takes_longer_than_with_a_larger_good_one(
-    bad: dict[str, int], good: dict[str, int]
-) -> None:
+def test_misaligned_step_is_slower_than_larger_aligned_one(bad: dict[str, int], good: dict[str, int]) -> None:
     steps = []
     for sizes in (bad, good):
         mapping: dict[str, Any] = {

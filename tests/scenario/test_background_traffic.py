@@ -11,35 +11,37 @@ from clustersim.common.errors import InputError
 from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.program.task import CollectiveType
 
-GIVEN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "llama-tiny",
     "cluster": {"name": "dgx-h100", "gpus": 16},
     "layout": {"tp": 8, "dp": 2},
     "training": {"sequence": 512, "global_batch": 2},
 }
-SLOW = {"between": ["nic0.0", "leaf0.0"], "bandwidth": "50 %"}
+SLOW_LINK = {"between": ["nic0.0", "leaf0.0"], "bandwidth": "50 %"}
 
 
-def read(cost: dict[str, Any] | None = None, **disturbances: Any) -> Scenario:
-    return Scenario.from_mapping({**GIVEN, "cost": cost or {}, "disturbances": disturbances})
+def load_scenario(cost: dict[str, Any] | None = None, **disturbances: Any) -> Scenario:
+    return Scenario.from_mapping({**BASE_MAPPING, "cost": cost or {}, "disturbances": disturbances})
 
 
-def test_one_entry_may_stand_alone_and_begins_at_once_and_once() -> None:
-    scenario = read(traffic={"gpus": [8, 0], "bytes": "1 MB"})
+def test_traffic_defaults_and_single_entry() -> None:
+    scenario = load_scenario(traffic={"gpus": [8, 0], "bytes": "1 MB"})
     assert scenario.background_traffic == (TrafficPattern((8, 0), CollectiveType.SEND_RECV, 1e6, 0.0, inf, inf),)
     assert pickle.loads(pickle.dumps(scenario)) == scenario
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-    again = {"start": "1 ms", "every": "2 ms", "until": "1 s"}
-    (found,) = read(traffic=[{"gpus": "0-3", "collective": "all_gather", "bytes": "1 MB", **again}]).background_traffic
-    assert (found.gpu_ids, found.collective) == ((0, 1, 2, 3), CollectiveType.ALL_GATHER)
-    assert (found.start_seconds, found.period_seconds, found.end_seconds) == pytest.approx((1e-3, 2e-3, 1.0))
+    repetition = {"start": "1 ms", "every": "2 ms", "until": "1 s"}
+    (traffic,) = load_scenario(
+        traffic=[{"gpus": "0-3", "collective": "all_gather", "bytes": "1 MB", **repetition}]
+    ).background_traffic
+    assert (traffic.gpu_ids, traffic.collective) == ((0, 1, 2, 3), CollectiveType.ALL_GATHER)
+    assert (traffic.start_seconds, traffic.period_seconds, traffic.end_seconds) == pytest.approx((1e-3, 2e-3, 1.0))
 
 
-def test_a_link_is_slow_during_a_time_and_the_fabric_knows_no_time() -> None:
-    scenario = read(links={**SLOW, "during": ["10 ms", "40 ms"]})
+def test_timed_link_degradation_keeps_the_fabric() -> None:
+    scenario = load_scenario(links={**SLOW_LINK, "during": ["10 ms", "40 ms"]})
     (change,) = scenario.degradations.links
     assert change.active_period == pytest.approx((0.01, 0.04))
-    assert scenario.cluster.fabric == read().cluster.fabric
+    assert scenario.cluster.fabric == load_scenario().cluster.fabric
     assert not scenario.degradations.affects_network
 
 
@@ -53,20 +55,20 @@ def test_a_link_is_slow_during_a_time_and_the_fabric_knows_no_time() -> None:
         ({"traffic": {"gpus": [0, 8], "bytes": "1 MB", "every": "0 s"}}, "every: 0 would never end"),
         ({"traffic": {"gpus": [0, 8], "bytes": 5}}, "5 has no unit"),
         ({"traffic": {"gpus": [0, 8], "bytes": "1 MB", "collective": "dispatch"}}, "'dispatch' is unknown"),
-        ({"links": {**SLOW, "during": ["2 s", "1 s"]}}, "ends before it begins"),
-        ({"links": {**SLOW, "during": "2 s"}}, "'2 s' is not a pair of times such as"),
-        ({"links": {**SLOW, "during": ["1 s", 2]}}, "2 has no unit"),
+        ({"links": {**SLOW_LINK, "during": ["2 s", "1 s"]}}, "ends before it begins"),
+        ({"links": {**SLOW_LINK, "during": "2 s"}}, "'2 s' is not a pair of times such as"),
+        ({"links": {**SLOW_LINK, "during": ["1 s", 2]}}, "2 has no unit"),
         (
-            {"links": {"between": SLOW["between"], "dead": True, "during": ["1 s", "2 s"]}},
+            {"links": {"between": SLOW_LINK["between"], "dead": True, "during": ["1 s", "2 s"]}},
             "has dead and during, but routes do not change while a step runs",
         ),
-        ({"links": [{**SLOW, "during": ["0 s", "1 s"]}] * 2}, "is in links.0 already; keep one"),
-        ({"links": {**SLOW, "between": ["nic0.0", "leaf0.1"], "during": ["0 s", "1 s"]}}, "no link leads from"),
+        ({"links": [{**SLOW_LINK, "during": ["0 s", "1 s"]}] * 2}, "is in links.0 already; keep one"),
+        ({"links": {**SLOW_LINK, "between": ["nic0.0", "leaf0.1"], "during": ["0 s", "1 s"]}}, "no link leads from"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(disturbances: dict[str, Any], sentence: str) -> None:
+def test_invalid_traffic_has_a_one_line_error(disturbances: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
-        read(**disturbances)
+        load_scenario(**disturbances)
     assert "\n" not in str(refused.value)
 
 
@@ -74,18 +76,18 @@ def test_what_cannot_be_is_said_in_one_line(disturbances: dict[str, Any], senten
     ("key", "disturbances"),
     [
         ("traffic", {"traffic": {"gpus": [0, 8], "bytes": "1 MB"}}),
-        ("links.during", {"links": {**SLOW, "during": ["0 s", "1 s"]}}),
+        ("links.during", {"links": {**SLOW_LINK, "during": ["0 s", "1 s"]}}),
     ],
 )
-def test_links_must_be_shared_for_others_to_be_on_them(key: str, disturbances: dict[str, Any]) -> None:
+def test_traffic_needs_a_shared_network(key: str, disturbances: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"disturbances.{key}: links are not shared with cost.network uncontended"):
-        read({"network": "uncontended"}, **disturbances)
+        load_scenario({"network": "uncontended"}, **disturbances)
 
 
-def test_what_the_library_cannot_do_is_said_with_its_entry() -> None:
+def test_nccl_restrictions_do_not_apply_to_background_traffic() -> None:
     scenario = Scenario.from_mapping(
         {
-            **GIVEN,
+            **BASE_MAPPING,
             "cost": {"nccl": {"NCCL_ALGO": "allreduce:ring"}},
             "disturbances": {"traffic": {"gpus": [0, 8], "bytes": "1 MB", "collective": "broadcast"}},
         }
@@ -93,15 +95,15 @@ def test_what_the_library_cannot_do_is_said_with_its_entry() -> None:
     assert simulate(scenario).step_time > 0.0  # others choose as their library does, whatever this job tells its own
 
 
-def test_an_answer_with_traffic_says_so_and_does_not_say_that_all_is_healthy() -> None:
+def test_result_describes_background_traffic() -> None:
     from clustersim.report.labels import describe_degradations
 
-    beside = read(
-        traffic={"gpus": [0, 8], "bytes": "1 MB", "every": "2 ms"}, links={**SLOW, "during": ["10 ms", "40 ms"]}
+    scenario = load_scenario(
+        traffic={"gpus": [0, 8], "bytes": "1 MB", "every": "2 ms"}, links={**SLOW_LINK, "during": ["10 ms", "40 ms"]}
     )
-    words = describe_degradations(beside)
-    assert "link nic0.0 - leaf0.0 at 50 % from 10 ms to 40 ms" in words
-    assert "others' send_recv of 976.6 KiB among 2 GPUs every 2 ms" in words
+    description = describe_degradations(scenario)
+    assert "link nic0.0 - leaf0.0 at 50 % from 10 ms to 40 ms" in description
+    assert "others' send_recv of 976.6 KiB among 2 GPUs every 2 ms" in description
     assert not any(
-        "all GPUs and links are healthy" in model_limitation for model_limitation in simulate(beside).model_limitations
+        "all GPUs and links are healthy" in limitation for limitation in simulate(scenario).model_limitations
     )

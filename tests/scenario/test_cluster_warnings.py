@@ -10,10 +10,10 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
-SMALL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000}
+SMALL_MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000}
 
 
-def warned(mapping: dict[str, Any], *overrides: str) -> str:
+def only_warning(mapping: dict[str, Any], *overrides: str) -> str:
     (warning,) = Scenario.from_mapping(mapping, overrides).warnings
     assert "\n" not in warning
     return warning
@@ -45,10 +45,10 @@ def warned(mapping: dict[str, Any], *overrides: str) -> str:
         ),
     ],
 )
-def test_an_accelerator_in_the_hosts_of_another_is_told_where_it_belongs(
+def test_mismatched_accelerator_names_matching_clusters(
     mapping: dict[str, Any], cluster: str, accelerator: str, sentence: str
 ) -> None:
-    assert sentence in warned(mapping, f"cluster.name={cluster}", f"cluster.accelerator={accelerator}")
+    assert sentence in only_warning(mapping, f"cluster.name={cluster}", f"cluster.accelerator={accelerator}")
 
 
 @pytest.mark.parametrize(
@@ -74,63 +74,61 @@ def test_an_accelerator_in_the_hosts_of_another_is_told_where_it_belongs(
         ["cluster.node.nic={per_node: 32, bandwidth: 400 Gbit/s}"],  # four ports of a GPU together may be faster
     ],
 )
-def test_honest_machines_are_left_alone(mapping: dict[str, Any], overrides: list[str]) -> None:
+def test_valid_clusters_do_not_warn(mapping: dict[str, Any], overrides: list[str]) -> None:
     assert Scenario.from_mapping(mapping, overrides).warnings == ()
 
 
-def test_other_nodes_of_a_mixed_cluster_are_looked_at_too(mapping: dict[str, Any]) -> None:
+def test_mixed_nodes_are_checked(mapping: dict[str, Any]) -> None:
     mixed = "cluster.mixed={{nodes: 0, accelerator: {}}}"
-    assert "a100-sxm-80gb stands in dgx-h100, with nvlink4" in warned(mapping, mixed.format("a100-sxm-80gb"))
+    assert "a100-sxm-80gb stands in dgx-h100, with nvlink4" in only_warning(mapping, mixed.format("a100-sxm-80gb"))
     assert Scenario.from_mapping(mapping, [mixed.format("h200-sxm-141gb")]).warnings == ()
 
 
 @pytest.mark.parametrize("name", sorted(set(data_files.list_names("clusters")) - {"laptop", "pcie-node"}))
-def test_no_shipped_cluster_is_a_mistake(name: str) -> None:
+def test_packaged_clusters_do_not_warn(name: str) -> None:
     gpus = 2 * load_cluster(name).gpus_per_node
     training = {"sequence": 512, "global_batch": gpus, "precision": "fp16", "attention": "standard"}
-    plan = {"model": SMALL, "cluster": {"name": name, "gpus": gpus}, "layout": {"tp": 2}, "training": training}
+    plan = {"model": SMALL_MODEL, "cluster": {"name": name, "gpus": gpus}, "layout": {"tp": 2}, "training": training}
     assert Scenario.from_mapping(plan).warnings == ()
 
 
-SOLD = "but no port of more than 800 Gbit/s is sold (1,600 are announced)"
+PORT_LIMIT_TEXT = "but no port of more than 800 Gbit/s is sold (1,600 are announced)"
 
 
 @pytest.mark.parametrize(
     ("bandwidth", "said"),
     [
-        ("400 GB/s", f"400 GB/s is 3,200 Gbit/s, {SOLD}; was 400 Gbit/s meant?"),
-        ("200 GB/s", f"200 GB/s is 1,600 Gbit/s, {SOLD}; was 200 Gbit/s meant?"),
-        ("0.4 TB/s", f"0.4 TB/s is 3,200 Gbit/s, {SOLD}"),
-        ("1600 Gbit/s", f"1600 Gbit/s is 1,600 Gbit/s, {SOLD}"),
+        ("400 GB/s", f"400 GB/s is 3,200 Gbit/s, {PORT_LIMIT_TEXT}; was 400 Gbit/s meant?"),
+        ("200 GB/s", f"200 GB/s is 1,600 Gbit/s, {PORT_LIMIT_TEXT}; was 200 Gbit/s meant?"),
+        ("0.4 TB/s", f"0.4 TB/s is 3,200 Gbit/s, {PORT_LIMIT_TEXT}"),
+        ("1600 Gbit/s", f"1600 Gbit/s is 1,600 Gbit/s, {PORT_LIMIT_TEXT}"),
     ],
 )
-def test_a_network_port_as_fast_as_nvlink_asks_whether_bits_were_meant(
-    mapping: dict[str, Any], bandwidth: str, said: str
-) -> None:
-    warning = warned(mapping, f"cluster.node.nic.bandwidth={bandwidth}")
+def test_nic_in_bytes_suggests_bits(mapping: dict[str, Any], bandwidth: str, said: str) -> None:
+    warning = only_warning(mapping, f"cluster.node.nic.bandwidth={bandwidth}")
     assert warning == f"cluster.node.nic.bandwidth: {said}"
 
 
 @pytest.mark.parametrize("bandwidth", ["450 Gbit/s", "900 Gbit/s"])
-def test_nvlink_in_bits_asks_for_what_it_is_in_bytes(mapping: dict[str, Any], bandwidth: str) -> None:
-    warning = warned(mapping, f"cluster.node.nvlink.bandwidth={bandwidth}")
+def test_nvlink_in_bits_suggests_bytes(mapping: dict[str, Any], bandwidth: str) -> None:
+    warning = only_warning(mapping, f"cluster.node.nvlink.bandwidth={bandwidth}")
     assert "h100-sxm-80gb has 450 GB/s of NVLink per direction (900 GB/s in both); was 450 GB/s meant?" in warning
 
 
-def test_a_file_of_ones_own_is_looked_at_as_well(tmp_path: Any, mapping: dict[str, Any]) -> None:
+def test_user_cluster_file_is_checked(tmp_path: Any, mapping: dict[str, Any]) -> None:
     content = data_files.read_mapping(data_files.find_file("clusters", "dgx-h100"))
     content["node"]["nic"]["bandwidth"] = "400 GB/s"
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content | {"accelerator": "a100-sxm-80gb"}))
     mapping["cluster"] = {"path": str(path), "gpus": 64}
-    found = Scenario.from_mapping(mapping).warnings
-    assert len(found) == 2
-    assert "a100-sxm-80gb stands in mine, with nvlink4 links instead of nvlink3; " in found[0]
-    assert "was 400 Gbit/s meant?" in found[1]
+    warnings = Scenario.from_mapping(mapping).warnings
+    assert len(warnings) == 2
+    assert "a100-sxm-80gb stands in mine, with nvlink4 links instead of nvlink3; " in warnings[0]
+    assert "was 400 Gbit/s meant?" in warnings[1]
 
 
 # 64 GPUs: 8 nodes, in one unit of dgx-h100 (32 nodes) and in four racks of llama3-roce (2 nodes), in one pod of both
-IDLE = [
+UNUSED_TIERS = [
     ("dgx-h100", "leaf", {"tp": 4, "pp": 2}, "no transfer of this layout's 64 GPUs goes beyond the leaf switches"),
     ("dgx-h100", "leaf", {"tp": 1}, "no transfer of this layout's 64 GPUs goes beyond the leaf switches"),
     ("dgx-h100", "spine", {"tp": 8}, "the 64 GPUs are under one pod of spine switches"),
@@ -138,36 +136,36 @@ IDLE = [
 ]
 
 
-@pytest.mark.parametrize(("cluster", "tier", "layout", "reason"), IDLE)
-def test_oversubscription_that_nothing_crosses_says_so_and_costs_nothing(
+@pytest.mark.parametrize(("cluster", "tier", "layout", "reason"), UNUSED_TIERS)
+def test_oversubscription_of_unused_tier_warns_without_cost(
     cluster: str, tier: str, layout: dict[str, int], reason: str
 ) -> None:
     plan = {
-        "model": SMALL, "cluster": {"name": cluster, "gpus": 64}, "layout": layout,
+        "model": SMALL_MODEL, "cluster": {"name": cluster, "gpus": 64}, "layout": layout,
         "training": {"sequence": 512, "global_batch": 64},
     }  # fmt: skip
     scenario = Scenario.from_mapping(plan)
     key = f"cluster.fabric.{tier}.oversubscription"
-    narrow = scenario.with_overrides(f"{key}=20")
-    assert narrow.warnings == (f"{key} 20 changes nothing: {reason}",)
-    assert simulate(narrow).step_time == simulate(scenario).step_time
+    oversubscribed = scenario.with_overrides(f"{key}=20")
+    assert oversubscribed.warnings == (f"{key} 20 changes nothing: {reason}",)
+    assert simulate(oversubscribed).step_time == simulate(scenario).step_time
 
 
-def test_oversubscription_that_transfers_cross_is_left_alone_and_costs_time() -> None:
+def test_oversubscription_of_used_tier_costs_time() -> None:
     """Racks of two nodes: rings of 8 nodes climb to the spine. One rack alone has no links to climb."""
     plan = {
-        "model": SMALL, "cluster": {"name": "llama3-roce", "gpus": 64}, "layout": {"tp": 8, "data": "ddp"},
+        "model": SMALL_MODEL, "cluster": {"name": "llama3-roce", "gpus": 64}, "layout": {"tp": 8, "data": "ddp"},
         "training": {"sequence": 512, "global_batch": 64},
     }  # fmt: skip
     scenario = Scenario.from_mapping(plan)
-    narrow = scenario.with_overrides("cluster.fabric.leaf.oversubscription=200")
-    assert narrow.warnings == ()
-    assert simulate(narrow).step_time > simulate(scenario).step_time
-    (said,) = narrow.with_overrides("cluster.gpus=16").warnings
-    assert "200 changes nothing: the 16 GPUs are under one leaf switch" in said
+    oversubscribed = scenario.with_overrides("cluster.fabric.leaf.oversubscription=200")
+    assert oversubscribed.warnings == ()
+    assert simulate(oversubscribed).step_time > simulate(scenario).step_time
+    (warning,) = oversubscribed.with_overrides("cluster.gpus=16").warnings
+    assert "200 changes nothing: the 16 GPUs are under one leaf switch" in warning
 
 
-def test_what_the_file_itself_oversubscribes_is_not_the_users_doing(mapping: dict[str, Any]) -> None:
+def test_oversubscription_of_the_cluster_file_does_not_warn(mapping: dict[str, Any]) -> None:
     mapping["cluster"] = {"name": "llama3-roce", "gpus": 64}
     assert Scenario.from_mapping(mapping).warnings == ()
     assert Scenario.from_mapping(mapping, ["cluster.fabric.spine.oversubscription=7"]).warnings == ()

@@ -44,11 +44,11 @@ Refusal = Callable[..., str]
         (["training.global_batch=2147483640"], "passes a step are the most"),
     ],
 )
-def test_clashing_numbers_are_named_with_what_would_fit(refusal: Refusal, overrides: list[str], sentence: str) -> None:
+def test_conflicting_values_suggest_valid_ones(refusal: Refusal, overrides: list[str], sentence: str) -> None:
     assert sentence in refusal(*overrides)
 
 
-def test_learned_positions_end_but_rotary_ones_only_warn(mapping: dict[str, Any], refusal: Refusal) -> None:
+def test_too_long_sequence_fails_for_learned_warns_for_rotary(mapping: dict[str, Any], refusal: Refusal) -> None:
     assert "longer than the 2048 learned positions of gpt3-1.3b; at most 2048 fits" in refusal(
         "model=gpt3-1.3b", "training.sequence=4096"
     )
@@ -56,7 +56,7 @@ def test_learned_positions_end_but_rotary_ones_only_warn(mapping: dict[str, Any]
     assert any("131072 positions" in warning for warning in long.warnings)
 
 
-def test_a_batch_that_cannot_feed_every_replica_is_explained_with_a_layout_that_it_can_feed() -> None:
+def test_too_small_batch_suggests_a_layout() -> None:
     # 8,192 sequences are one for each of at most 8,192 ranks; half of 16,384 GPUs are used by tp 2
     mapping = {
         "model": "llama3-70b",
@@ -69,34 +69,32 @@ def test_a_batch_that_cannot_feed_every_replica_is_explained_with_a_layout_that_
     assert Scenario.from_mapping(mapping, overrides=["layout.tp=2"]).microbatch_count == 1
 
 
-def test_layers_that_do_not_divide_are_dealt_as_llama_3_did(mapping: dict[str, Any]) -> None:
+def test_indivisible_layer_count_is_valid(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, overrides=["model=llama3-405b", "layout.pp=4", "layout.dp=4"])
     assert scenario.layout.layers_per_stage is None  # 126 over 4 stages: lowering deals 31, 32, 32, 31
 
 
-def test_more_ranks_than_kv_heads_are_legal_where_each_head_is_held_as_often(
-    mapping: dict[str, Any], refusal: Refusal
-) -> None:
+def test_tp_above_kv_heads_needs_even_replication(mapping: dict[str, Any], refusal: Refusal) -> None:
     # llama3-8b has 8 kv_heads: 16 ranks hold each twice; with 12 kv_heads 8 ranks can neither share nor repeat them
-    wide = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
-    assert any("8 kv_heads" in warning and "2 ranks hold each" in warning for warning in wide.warnings)
+    replicated_heads = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
+    assert any("8 kv_heads" in warning and "2 ranks hold each" in warning for warning in replicated_heads.warnings)
     assert "8 neither divides the 12 kv_heads" in refusal(
         "model.heads=48", "model.kv_heads=12", "layout.tp=8", "layout.dp=4"
     )
 
 
-def test_tensor_parallelism_beyond_nvlink_is_a_warning(mapping: dict[str, Any]) -> None:
+def test_tp_across_nvlink_domains_warns(mapping: dict[str, Any]) -> None:
     inside = Scenario.from_mapping(mapping)
-    beyond = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
+    across_domains = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
     assert not inside.warnings
-    assert any("reach beyond one NVLink domain" in warning for warning in beyond.warnings)
+    assert any("reach beyond one NVLink domain" in warning for warning in across_domains.warnings)
 
 
-def test_user_buffers_end_where_the_nvlink_domain_does(mapping: dict[str, Any]) -> None:
+def test_tp_comm_overlap_needs_one_nvlink_domain(mapping: dict[str, Any]) -> None:
     """Between nodes chunks of the collectives hide behind nothing; within a rack of NVLink they do."""
     within = ["layout.tp=8", "layout.dp=4", "layout.tensor_overlap=true"]
-    beyond = ["layout.tp=16", "layout.dp=2", "layout.tensor_overlap=true"]
-    for overrides, rack, works in ((within, False, True), (beyond, False, False), (beyond, True, True)):
+    across_nodes = ["layout.tp=16", "layout.dp=2", "layout.tensor_overlap=true"]
+    for overrides, rack, works in ((within, False, True), (across_nodes, False, False), (across_nodes, True, True)):
         cluster = ["cluster={name: gb200-nvl72, gpus: 64}"] if rack else []
         scenario = Scenario.from_mapping(mapping, overrides=[*overrides, *cluster])
         assert scenario.layout.tensor_overlap
@@ -104,31 +102,33 @@ def test_user_buffers_end_where_the_nvlink_domain_does(mapping: dict[str, Any]) 
         assert any("layout.tensor_overlap has no effect" in warning for warning in scenario.warnings) is not works
 
 
-def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: dict[str, Any]) -> None:
+def test_recomputed_layers_up_to_largest_stage_are_valid(mapping: dict[str, Any]) -> None:
     uneven = ["layout.layers_per_stage=[15, 17]", "training.recompute={layers: 17}"]
     assert not Scenario.from_mapping(mapping, uneven).warnings
 
 
-def test_projections_of_latent_attention_are_recomputed_where_there_is_some(mapping: dict[str, Any]) -> None:
+def test_mla_recompute_module_needs_mla(mapping: dict[str, Any]) -> None:
     """Megatron-LM's transformer_config.py raises the same."""
-    asked = ["training.recompute={modules: [mla_up_proj, mlp]}"]
+    overrides = ["training.recompute={modules: [mla_up_proj, mlp]}"]
     with pytest.raises(InputError, match="mla_up_proj is of latent attention, which llama3-8b has not; layernorm, "):
-        Scenario.from_mapping(mapping, asked)
+        Scenario.from_mapping(mapping, overrides)
 
 
-def test_modules_that_no_layer_has_are_a_warning(mapping: dict[str, Any]) -> None:
-    def said(*asked: str) -> str:
-        return " ".join(Scenario.from_mapping(mapping, asked).warnings)
+def test_recompute_modules_without_effect_warn(mapping: dict[str, Any]) -> None:
+    def warning_text(*overrides: str) -> str:
+        return " ".join(Scenario.from_mapping(mapping, overrides).warnings)
 
-    assert not said("training.recompute={modules: [layernorm, mlp]}")
-    assert "moe_act has no effect" in said("training.recompute={modules: [mlp, moe_act]}")
-    within = ["training.recompute={modules: [layernorm]}", "framework=megatron"]
-    assert "layernorm has no effect: no layer" in said(*within)
-    assert not said(*within, "training.overheads.norm_in_linear=false")
-    assert "core_attn only costs time with flash attention" in said("training.recompute={modules: [core_attn, mlp]}")
+    assert not warning_text("training.recompute={modules: [layernorm, mlp]}")
+    assert "moe_act has no effect" in warning_text("training.recompute={modules: [mlp, moe_act]}")
+    fused_norm = ["training.recompute={modules: [layernorm]}", "framework=megatron"]
+    assert "layernorm has no effect: no layer" in warning_text(*fused_norm)
+    assert not warning_text(*fused_norm, "training.overheads.norm_in_linear=false")
+    assert "core_attn only costs time with flash attention" in warning_text(
+        "training.recompute={modules: [core_attn, mlp]}"
+    )
 
 
-def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_it_is(mapping: dict[str, Any]) -> None:
+def test_symmetry_off_at_scale_warns_with_pass_count(mapping: dict[str, Any]) -> None:
     # dp 4,096 / 8 = 512, so 1,024 / 512 = 2 microbatches, forward and backward: 4 passes on each of 4,096 ranks
     large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=1024", "cost.network=uncontended"]
     assert not Scenario.from_mapping(mapping, large).warnings
@@ -137,23 +137,23 @@ def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_i
     assert not Scenario.from_mapping(mapping, ["cost.symmetry=off"]).warnings
 
 
-def test_many_ranks_that_all_differ_on_a_shared_network_are_warned_of(mapping: dict[str, Any]) -> None:
+def test_jitter_on_shared_network_at_scale_warns(mapping: dict[str, Any]) -> None:
     large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=512"]
     (warning,) = Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %"]).warnings
     assert "jitter makes every rank differ" in warning and "4,096" in warning
     assert not Scenario.from_mapping(mapping, ["disturbances.jitter=1 %"]).warnings
-    alone = "cost.network=uncontended"
-    assert not Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %", alone]).warnings
+    uncontended = "cost.network=uncontended"
+    assert not Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %", uncontended]).warnings
 
 
-def test_flash_attention_on_a_gpu_that_is_too_old_for_it_is_a_warning(mapping: dict[str, Any]) -> None:
+def test_flash_attention_on_old_gpu_warns(mapping: dict[str, Any]) -> None:
     old = ["cluster=dgx-v100", "training.precision=fp16"]
     (warning,) = Scenario.from_mapping(mapping, old).warnings
     assert "FlashAttention-2 needs compute capability 8.0" in warning
     assert not Scenario.from_mapping(mapping, [*old, "training.attention=standard"]).warnings
 
 
-def test_interleaving_that_megatron_refuses_is_a_warning(mapping: dict[str, Any]) -> None:
+def test_interleaved_settings_rejected_by_megatron_warn(mapping: dict[str, Any]) -> None:
     four = ["layout.pp=4", "layout.dp=4", "schedule=interleaved"]
     assert not Scenario.from_mapping(mapping, four).warnings
     # 24 / 4 = 6 microbatches are one round of 6 to torch, but no multiple of 4
@@ -165,17 +165,17 @@ def test_interleaving_that_megatron_refuses_is_a_warning(mapping: dict[str, Any]
     assert not Scenario.from_mapping(mapping, [*four, "model.layers=30"]).warnings
 
 
-def test_zb_2p_says_when_its_bubble_shows(mapping: dict[str, Any]) -> None:
+def test_zb_2p_warns_about_visible_bubble(mapping: dict[str, Any]) -> None:
     four = ["layout.pp=4", "layout.dp=4", "schedule=zb-2p", "model.tied_embeddings=false"]
-    (alone,) = Scenario.from_mapping(mapping, four).warnings
-    assert "steps 3" in alone
+    (single_step,) = Scenario.from_mapping(mapping, four).warnings
+    assert "steps 3" in single_step
     assert not Scenario.from_mapping(mapping, [*four, "steps=3"]).warnings
     assert not Scenario.from_mapping(mapping, [*four, "schedule=zb-1p"]).warnings
     (tied,) = Scenario.from_mapping(mapping, [*four, "steps=3", "model.tied_embeddings=true"]).warnings
     assert "cannot begin the next step early" in tied
 
 
-def test_absurd_products_are_refused_before_anything_is_built() -> None:
+def test_absurd_rank_counts_are_rejected_early() -> None:
     mapping = {
         "model": "llama3-8b",
         "cluster": "dgx-h100",
@@ -186,7 +186,7 @@ def test_absurd_products_are_refused_before_anything_is_built() -> None:
         Scenario.from_mapping(mapping)
 
 
-def test_a_window_on_the_ring_of_context_parallelism_is_a_warning(mapping: dict[str, Any]) -> None:
+def test_sliding_window_with_ring_attention_warns(mapping: dict[str, Any]) -> None:
     ring = ["layout.cp=2", "layout.dp=4"]
     assert not Scenario.from_mapping(mapping, ring).warnings
     (warning,) = Scenario.from_mapping(mapping, [*ring, "model.window=1024"]).warnings
@@ -194,11 +194,9 @@ def test_a_window_on_the_ring_of_context_parallelism_is_a_warning(mapping: dict[
 
 
 @pytest.mark.parametrize(("key", "value"), [("layout.pp", "2"), ("training.lora", "8")])
-def test_deepspeeds_first_zero_3_is_refused_beside_what_it_did_not_run_with(
-    mapping: dict[str, Any], key: str, value: str
-) -> None:
-    given = {**mapping, "layout": {"data": "zero3_by_parameter"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
+def test_deepspeed_zero3_rejects_unsupported_combinations(mapping: dict[str, Any], key: str, value: str) -> None:
+    scenario_mapping = {**mapping, "layout": {"data": "zero3_by_parameter"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
     section, name = key.split(".")
-    given = {**given, section: {**given[section], name: int(value)}}
+    scenario_mapping = {**scenario_mapping, section: {**scenario_mapping[section], name: int(value)}}
     with pytest.raises(InputError, match=f"zero3_by_parameter runs beside no {key}"):
-        Scenario.from_mapping(given)
+        Scenario.from_mapping(scenario_mapping)

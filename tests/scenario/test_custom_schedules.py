@@ -17,7 +17,7 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.registry import SCHEDULE_NAMES, build_schedule
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
-RULE = """
+SCHEDULE_SOURCE = """
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 
@@ -37,11 +37,11 @@ Plan = Callable[..., Scenario]
 
 
 @pytest.fixture
-def plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
+def load_plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
     """The scenario with a schedule, in a folder with an order and a rule: 2 pipeline ranks, 16 microbatches."""
     (tmp_path / "my.csv").write_text(format_order(OneFOneB().order(2, 16)))
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
-    (tmp_path / "my_module.py").write_text(RULE)
+    (tmp_path / "my_module.py").write_text(SCHEDULE_SOURCE)
 
     def load(schedule: object, *overrides: str) -> Scenario:
         (tmp_path / "plan.json").write_text(json.dumps({**mapping, "schedule": schedule}))
@@ -50,48 +50,48 @@ def plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
     return load
 
 
-CSV = "my.csv", {"csv": "my.csv"}, {"csv": {"file": "my.csv"}}, {"csv": {"file": "my.csv", "placement": [0, 1]}}
-PYTHON = "my_module:Mine", {"python": "my_module:Mine"}, {"python": {"rule": "my_module:Mine", "arguments": {}}}
+CSV_FORMS = "my.csv", {"csv": "my.csv"}, {"csv": {"file": "my.csv"}}, {"csv": {"file": "my.csv", "placement": [0, 1]}}
+PYTHON_FORMS = "my_module:Mine", {"python": "my_module:Mine"}, {"python": {"rule": "my_module:Mine", "arguments": {}}}
 
 
-@pytest.mark.parametrize("written", [*CSV, *PYTHON])
-def test_every_way_to_write_it_gives_the_order(plan: Plan, written: object) -> None:
-    found = plan(written)
-    assert found.schedule.order(2, 16) == OneFOneB().order(2, 16)
-    assert found.schedule.name == ("my_module:Mine" if written in PYTHON else "my.csv")
+@pytest.mark.parametrize("written", [*CSV_FORMS, *PYTHON_FORMS])
+def test_all_schedule_forms_give_the_same_order(load_plan: Plan, written: object) -> None:
+    scenario = load_plan(written)
+    assert scenario.schedule.order(2, 16) == OneFOneB().order(2, 16)
+    assert scenario.schedule.name == ("my_module:Mine" if written in PYTHON_FORMS else "my.csv")
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [("zb-v", ZeroBubbleV()), ("bfs", BreadthFirst(2)), ({"bfs": {"chunks": 4}}, BreadthFirst(4))],
 )
-def test_a_word_of_the_shelf_may_have_options(plan: Plan, written: object, expected: object) -> None:
-    assert plan(written).schedule == expected
+def test_registered_schedules_accept_options(load_plan: Plan, written: object, expected: object) -> None:
+    assert load_plan(written).schedule == expected
 
 
-def test_every_name_of_the_shelf_is_a_word(plan: Plan) -> None:
-    assert [plan(name, "layout.pp=4", "layout.dp=4").schedule for name in SCHEDULE_NAMES] == [
+def test_all_registered_schedule_names_load(load_plan: Plan) -> None:
+    assert [load_plan(name, "layout.pp=4", "layout.dp=4").schedule for name in SCHEDULE_NAMES] == [
         build_schedule(name) for name in SCHEDULE_NAMES
     ]
 
 
-def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Plan, tmp_path: Path) -> None:
-    scenario = plan({"csv": "my.csv"})
+def test_csv_schedule_is_read_once_and_inlined(load_plan: Plan, tmp_path: Path) -> None:
+    scenario = load_plan({"csv": "my.csv"})
     assert tmp_path / "my.csv" in scenario.files
     (tmp_path / "my.csv").unlink()
     changed = scenario.with_overrides("training.sequence=4096")
     assert changed.schedule == scenario.schedule
     assert pickle.loads(pickle.dumps(scenario)) == scenario
     mapping = json.loads(json.dumps(scenario.to_mapping()))
-    again = Scenario.from_mapping(mapping)
-    assert again.schedule == scenario.schedule
-    assert again.to_mapping() == mapping
-    assert isinstance(again.schedule, CsvSchedule)
-    assert again.with_overrides("schedule.orders.name=other").schedule.name == "other"
+    reread = Scenario.from_mapping(mapping)
+    assert reread.schedule == scenario.schedule
+    assert reread.to_mapping() == mapping
+    assert isinstance(reread.schedule, CsvSchedule)
+    assert reread.with_overrides("schedule.orders.name=other").schedule.name == "other"
 
 
-def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_path: Path) -> None:
-    scenario = plan({"python": {"rule": "my_module:Mine", "arguments": {"times": 8}}})
+def test_python_schedule_is_loaded_once_and_reevaluated(load_plan: Plan, tmp_path: Path) -> None:
+    scenario = load_plan({"python": {"rule": "my_module:Mine", "arguments": {"times": 8}}})
     assert tmp_path / "my_module.py" in scenario.files
     assert Scenario.from_mapping(scenario.to_mapping(), default_name="plan", path=scenario.path) == scenario
     assert pickle.loads(pickle.dumps(scenario)) == scenario
@@ -124,16 +124,16 @@ def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_p
         ("zb-v", ("layout.pp=1", "layout.dp=16"), "schedule: zb-v needs a pipeline, but layout.pp is 1; write 1f1b"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(
-    plan: Plan, written: object, overrides: tuple[str, ...], sentence: str
+def test_invalid_custom_schedules_have_one_line_errors(
+    load_plan: Plan, written: object, overrides: tuple[str, ...], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        plan(written, *overrides)
+        load_plan(written, *overrides)
 
 
-def test_zb_v_says_that_its_bubble_is_gone_from_steps_in_a_row(plan: Plan) -> None:
+def test_zb_v_warns_about_single_step_bubble(load_plan: Plan) -> None:
     """Tied or not: the first pipeline rank has both ends of the model."""
-    (said,) = plan("zb-v").warnings
-    assert "with steps 3 the last one shows the pace of training" in said
-    assert plan("zb-v", "model.tied_embeddings=true").warnings == (said,)
-    assert not plan("zb-v", "steps=3").warnings
+    (warning,) = load_plan("zb-v").warnings
+    assert "with steps 3 the last one shows the pace of training" in warning
+    assert load_plan("zb-v", "model.tied_embeddings=true").warnings == (warning,)
+    assert not load_plan("zb-v", "steps=3").warnings

@@ -16,22 +16,22 @@ Refusal = Callable[..., str]
 Mapping = dict[str, Any]
 
 
-def parts(scenario: Scenario) -> dict[tuple[str, str], float]:
+def bandwidth_fractions(scenario: Scenario) -> dict[tuple[str, str], float]:
     """What is left of each link of the scenario's cluster, where that is not all."""
     fabric, healthy = scenario.cluster.fabric, load_cluster("dgx-h100", scenario.cluster.gpu_count).fabric
-    left = fabric.links.bandwidth / healthy.links.bandwidth
-    links = {number: healthy.link_info(number) for number in np.flatnonzero(left != 1.0).tolist()}
-    return {(link.source, link.target): float(left[number]) for number, link in links.items()}
+    fraction = fabric.links.bandwidth / healthy.links.bandwidth
+    links = {link_index: healthy.link_info(link_index) for link_index in np.flatnonzero(fraction != 1.0).tolist()}
+    return {(link.source, link.target): float(fraction[link_index]) for link_index, link in links.items()}
 
 
-def test_a_file_without_disturbances_has_none(mapping: Mapping) -> None:
+def test_no_degradations_by_default(mapping: Mapping) -> None:
     scenario = Scenario.from_mapping(mapping)
     assert (scenario.degradations.gpu_speeds(np.arange(64)) == 1.0).all()
     assert (scenario.jitter, scenario.steps, scenario.cost.interference) == (None, 1, None)
-    assert parts(scenario) == {}
+    assert bandwidth_fractions(scenario) == {}
 
 
-def test_a_whole_section_is_read(mapping: Mapping) -> None:
+def test_full_degradation_section_is_read(mapping: Mapping) -> None:
     mapping["disturbances"] = {
         "slow": [{"gpu": 17, "speed": 0.9}, {"nodes": [0, 1], "speed": "50 %"}],
         "jitter": {"std": "2 %", "distribution": "lognormal", "seed": 7},
@@ -48,11 +48,11 @@ def test_a_whole_section_is_read(mapping: Mapping) -> None:
     assert scenario.degradations.gpu_speeds(np.arange(64)).tolist() == [0.5] * 16 + [1.0, 0.9] + [1.0] * 46
     assert scenario.jitter == Jitter(0.02, Distribution.LOGNORMAL, 7)
     assert (scenario.steps, scenario.cost.interference) == (3, 0.2)
-    found = parts(scenario)
-    leaves = {ends: part for ends, part in found.items() if "spine0.0" in ends}
-    assert {round(part, 9) for part in leaves.values()} == {0.7}
+    fractions = bandwidth_fractions(scenario)
+    leaves = {ends: fraction for ends, fraction in fractions.items() if "spine0.0" in ends}
+    assert {round(fraction, 9) for fraction in leaves.values()} == {0.7}
     assert len(leaves) == np.count_nonzero(scenario.cluster.fabric.links.kind == LINK_KINDS.index(LinkKind.LEAF))
-    assert {ends: part for ends, part in found.items() if ends not in leaves} == {
+    assert {ends: fraction for ends, fraction in fractions.items() if ends not in leaves} == {
         ("nic1.4", "leaf0.4"): 0.5,
         ("leaf0.4", "nic1.4"): 0.5,
         ("gpu3", "nvswitch0"): 0.25,
@@ -72,14 +72,14 @@ def test_a_whole_section_is_read(mapping: Mapping) -> None:
         ({"nodes": "0-6", "gpu": 60}, [*range(56), 60]),
     ],
 )
-def test_gpus_are_named_by_number_range_list_or_node(mapping: Mapping, words: Mapping, gpus: list[int]) -> None:
+def test_gpus_are_selected_by_id_range_list_or_node(mapping: Mapping, words: Mapping, gpus: list[int]) -> None:
     mapping["disturbances"] = {"slow": {**words, "speed": 0.5}}
     speeds = Scenario.from_mapping(mapping).degradations.gpu_speeds(np.arange(64))
     assert np.flatnonzero(speeds == 0.5).tolist() == list(gpus)
 
 
 @pytest.mark.parametrize("share", ["2 %", "2%", "2.0e0 %", 0.02])
-def test_a_share_is_a_number_or_a_percentage_everywhere(mapping: Mapping, share: object) -> None:
+def test_fractions_accept_numbers_and_percentages(mapping: Mapping, share: object) -> None:
     scenario = Scenario.from_mapping(
         {
             **mapping,
@@ -97,11 +97,11 @@ def test_a_share_is_a_number_or_a_percentage_everywhere(mapping: Mapping, share:
     assert scenario.jitter == Jitter(0.02)
     assert scenario.cost.interference == 0.02
     assert scenario.degradations.background_load == {LinkKind.LEAF: 0.02}
-    assert parts(scenario)["gpu0", "nvswitch0"] == pytest.approx(0.02)
-    assert parts(scenario)["nic0.0", "leaf0.0"] == pytest.approx(0.02)
+    assert bandwidth_fractions(scenario)["gpu0", "nvswitch0"] == pytest.approx(0.02)
+    assert bandwidth_fractions(scenario)["nic0.0", "leaf0.0"] == pytest.approx(0.02)
 
 
-def test_overrides_reach_into_the_section_and_changes_start_from_what_was_written(mapping: Mapping) -> None:
+def test_degradation_overrides_and_changes(mapping: Mapping) -> None:
     mapping["disturbances"] = {"jitter": "1 %", "slow": {"gpu": 3, "speed": 0.9}}
     scenario = Scenario.from_mapping(mapping, ["disturbances.jitter.seed=4", "steps=5", "disturbances.slow.speed=0.8"])
     assert (scenario.jitter, scenario.steps) == (Jitter(0.01, seed=4), 5)
@@ -110,9 +110,9 @@ def test_overrides_reach_into_the_section_and_changes_start_from_what_was_writte
     assert scenario.with_overrides("disturbances.jitter=0").jitter is None
     assert scenario.with_overrides("disturbances.jitter=null").jitter is None
     slower = scenario.with_overrides("disturbances.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}")
-    again = Scenario.from_mapping(slower.to_mapping())
-    assert (again.degradations, again.cluster, again.jitter) == (slower.degradations, slower.cluster, slower.jitter)
-    assert parts(slower)["leaf0.0", "spine0.0"] == 0.5
+    reread = Scenario.from_mapping(slower.to_mapping())
+    assert (reread.degradations, reread.cluster, reread.jitter) == (slower.degradations, slower.cluster, slower.jitter)
+    assert bandwidth_fractions(slower)["leaf0.0", "spine0.0"] == 0.5
 
 
 def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
@@ -192,10 +192,10 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
         ("background.spine=0.1", "background.spine: this cluster has no such links; it has nic, leaf"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_could(refusal: Refusal, override: str, sentence: str) -> None:
-    refused = refusal(f"disturbances.{override}")
-    assert refused.startswith(f"plan.yaml: disturbances.{sentence}"), refused
-    assert "\n" not in refused
+def test_invalid_degradations_are_rejected(refusal: Refusal, override: str, sentence: str) -> None:
+    message = refusal(f"disturbances.{override}")
+    assert message.startswith(f"plan.yaml: disturbances.{sentence}"), message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -222,17 +222,17 @@ def test_what_cannot_be_is_refused_with_what_could(refusal: Refusal, override: s
         ("cost.interference=-0.1", "cost.interference: -0.1 is not between 0 and 1"),
     ],
 )
-def test_other_new_keys_are_refused_in_the_same_way(refusal: Refusal, override: str, sentence: str) -> None:
+def test_invalid_mixed_steps_and_interference_are_rejected(refusal: Refusal, override: str, sentence: str) -> None:
     assert refusal(override).startswith(f"plan.yaml: {sentence}")
 
 
-def test_a_change_that_cuts_gpus_off_names_the_link_and_the_gpus(refusal: Refusal) -> None:
+def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> None:
     """A rack of 16 nodes has one leaf, and a bundle of 64 links up."""
     racks = ["cluster=llama3-roce", "cluster.gpus=512", "layout.dp=64"]
-    ends = "[leaf1.0, spine0.0]"
-    sentence = refusal(*racks, f"disturbances.links={{between: {ends}, dead: 10000}}")
+    endpoints = "[leaf1.0, spine0.0]"
+    sentence = refusal(*racks, f"disturbances.links={{between: {endpoints}, dead: 10000}}")
     members = int(sentence.split("a bundle of ")[1].split()[0])
-    sentence = refusal(*racks, f"disturbances.links={{between: {ends}, dead: {members}}}")
+    sentence = refusal(*racks, f"disturbances.links={{between: {endpoints}, dead: {members}}}")
     assert (
         f"plan.yaml: disturbances.links.0: without the {members} links between leaf1.0 and spine0.0, GPUs 0-"
         in sentence
@@ -262,11 +262,11 @@ def test_a_change_that_cuts_gpus_off_names_the_link_and_the_gpus(refusal: Refusa
         ("cost.interference=5", "cost.interference: 5 is more than all of it; write 5 % (or 500 %)"),
     ],
 )
-def test_a_number_above_1_is_a_percentage_without_its_sign(refusal: Refusal, override: str, sentence: str) -> None:
+def test_fraction_above_one_suggests_percent(refusal: Refusal, override: str, sentence: str) -> None:
     assert refusal(override).startswith(f"plan.yaml: {sentence}")
 
 
-def test_what_may_be_more_than_all_is_so_with_its_sign(mapping: Mapping) -> None:
+def test_percentages_above_100_are_accepted_where_valid(mapping: Mapping) -> None:
     mapping["disturbances"] = {
         "slow": {"gpu": 1, "speed": "120 %"},
         "jitter": {"std": "150 %", "distribution": "lognormal"},
@@ -278,23 +278,23 @@ def test_what_may_be_more_than_all_is_so_with_its_sign(mapping: Mapping) -> None
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "gb200-nvl72"])
-def test_a_dead_nic_is_the_dead_link_between_the_gpu_and_its_nic(mapping: Mapping, cluster: str) -> None:
+def test_dead_nic_equals_dead_gpu_to_nic_link(mapping: Mapping, cluster: str) -> None:
     """Where GPU and NIC share a PCIe switch, traffic cannot tell which end of the NIC is dead."""
     gpus, nic = (72, "nic3.0") if cluster == "gb200-nvl72" else (64, "nic1.4")
     mapping |= {"cluster": {"name": cluster, "gpus": gpus}, "layout": {"tp": 4}, "training": {"sequence": 8192}}
     mapping["training"]["global_batch"] = gpus // 4
     dead = [{"nics": {"gpu": 12, "dead": True}}, {"links": {"between": ["gpu12", nic], "dead": True}}]
-    fabrics = [Scenario.from_mapping({**mapping, "disturbances": item}).cluster.fabric for item in dead]
+    fabrics = [Scenario.from_mapping({**mapping, "disturbances": degradation}).cluster.fabric for degradation in dead]
     sources, targets = np.repeat(np.arange(gpus), gpus), np.tile(np.arange(gpus), gpus)
     paths = [fabric.find_paths(sources, targets) for fabric in fabrics]
     assert (paths[0].latency == paths[1].latency).all()
-    width = min(path.links.shape[1] for path in paths)
+    width = min(path_set.links.shape[1] for path_set in paths)
     assert (paths[0].links[:, :width] == paths[1].links[:, :width]).all()
     healthy = load_cluster(cluster, gpus).fabric
     assert not np.isin(paths[0].links, healthy.nic_links(np.array([12]))).any()
 
 
-def test_gpus_whose_nics_are_all_dead_are_cut_off(refusal: Refusal) -> None:
+def test_gpus_without_nics_are_disconnected(refusal: Refusal) -> None:
     sentence = refusal("disturbances.nics=[{gpu: 20, dead: true}, {node: 1, dead: true}]")
     assert (
         sentence
@@ -302,7 +302,7 @@ def test_gpus_whose_nics_are_all_dead_are_cut_off(refusal: Refusal) -> None:
     )
 
 
-def test_gpus_that_share_a_nic_cannot_have_two_of_them(refusal: Refusal) -> None:
+def test_shared_nic_cannot_be_degraded_twice(refusal: Refusal) -> None:
     """In dgx-v100 two GPUs share a NIC."""
     cluster = ["cluster={name: dgx-v100, gpus: 64}", "training.precision=fp16"]
     sentence = refusal(*cluster, "disturbances.nics=[{gpu: 0, bandwidth: 0.5}, {gpu: 1, bandwidth: 0.5}]")
@@ -320,23 +320,23 @@ def test_gpus_that_share_a_nic_cannot_have_two_of_them(refusal: Refusal) -> None
         ("layout=[1]", "layout: [1] is not a mapping of keys to values; its keys are tp, cp, pp, dp, ep, etp "),
     ],
 )
-def test_a_value_of_another_kind_is_refused_with_what_to_write(refusal: Refusal, override: str, sentence: str) -> None:
+def test_wrong_value_types_are_rejected_with_a_correction(refusal: Refusal, override: str, sentence: str) -> None:
     assert refusal(override).startswith(f"plan.yaml: {sentence}")
 
 
-def test_many_tasks_to_keep_are_warned_of_with_memory_and_time() -> None:
+def test_large_task_counts_warn_with_memory_and_time() -> None:
     """Llama 3 405B: 16,384 ranks run 423 tasks a step, 69 million in ten, which took 9.8 GB and 106 s."""
     plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
-    alone = "cost.network=uncontended"
-    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10", alone]).warnings
+    uncontended = "cost.network=uncontended"
+    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10", uncontended]).warnings
     assert "about 69 million tasks of 16,384 ranks in 10 steps take some 10 GB of memory and 104 s; 3 steps" in warning
     for fewer in (["disturbances.jitter=1%", "steps=3"], ["steps=10"]):
-        assert Scenario.load(plan, [*fewer, alone]).warnings == ()
-    *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", alone]).warnings
+        assert Scenario.load(plan, [*fewer, uncontended]).warnings == ()
+    *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", uncontended]).warnings
     assert "cost.symmetry auto, 3 steps" in warning
 
 
-def test_tensor_groups_out_of_step_on_links_that_they_share_are_warned_of(mapping: Mapping) -> None:
+def test_desynchronized_tp_groups_on_shared_links_warn(mapping: Mapping) -> None:
     """Two groups of 4 are in a node, so other traffic is on their NVLink; a group of 8 has it for itself."""
     mapping |= {"cluster": {"name": "dgx-h100", "gpus": 512}, "layout": {"tp": 4, "pp": 2, "dp": 64}}
     mapping["training"] = {"sequence": 8192, "global_batch": 65536}
@@ -350,14 +350,14 @@ def test_tensor_groups_out_of_step_on_links_that_they_share_are_warned_of(mappin
         assert Scenario.from_mapping(mapping, overrides=[change]).warnings == ()
 
 
-def test_mistakes_of_all_parts_are_listed_together(refusal: Refusal) -> None:
+def test_errors_of_all_sections_are_listed(refusal: Refusal) -> None:
     sentence = refusal("cluster.mixed={node: 99, accelerator: h200}", "disturbances.slow={gpu: 99, speed: 0.5}")
     assert "2 problems" in sentence
     assert "cluster.mixed.0: there is no node 99" in sentence
     assert "disturbances.slow.0: there is no GPU 99" in sentence
 
 
-def test_disturbances_that_no_transfer_meets_are_warned_of(mapping: Mapping) -> None:
+def test_degradations_without_effect_warn(mapping: Mapping) -> None:
     mapping |= {"cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"tp": 4, "dp": 2}}
     mapping["disturbances"] = {
         "nics": {"gpu": 3, "bandwidth": 0.5},
@@ -367,12 +367,14 @@ def test_disturbances_that_no_transfer_meets_are_warned_of(mapping: Mapping) -> 
         ],
         "background": {"leaf": 0.5},
     }
-    found = [warning for warning in Scenario.from_mapping(mapping).warnings if "changes nothing" in warning]
-    assert [warning.split()[0] for warning in found] == [
+    no_effect_warnings = [
+        warning for warning in Scenario.from_mapping(mapping).warnings if "changes nothing" in warning
+    ]
+    assert [warning.split()[0] for warning in no_effect_warnings] == [
         "disturbances.background.leaf",
         "disturbances.nics",
         "disturbances.links.0",
     ]
-    assert found[1].endswith("no transfer leaves the nvlink tier")
+    assert no_effect_warnings[1].endswith("no transfer leaves the nvlink tier")
     mapping["disturbances"]["links"] = {"between": ["gpu0", "nvswitch0"], "dead": True}  # GPU 0 uses its NIC now
     assert not any("changes nothing" in warning for warning in Scenario.from_mapping(mapping).warnings)

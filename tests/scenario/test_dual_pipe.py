@@ -10,7 +10,7 @@ from clustersim.report.labels import describe_layout
 from clustersim.report.result_timeline import describe_stage_placement
 from clustersim.schedules.dual_pipe import DualPipe
 
-PLAN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": {"preset": "deepseek-v2-lite", "layers": 16},
     "cluster": {"name": "dgx-h100", "gpus": 32},
     "layout": {"pp": 8, "ep": 4},
@@ -19,12 +19,12 @@ PLAN: dict[str, Any] = {
 }
 
 
-def read(*overrides: str) -> Scenario:
-    return Scenario.from_mapping(PLAN, overrides=list(overrides))
+def load_scenario(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides=list(overrides))
 
 
-def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
-    scenario = read()
+def test_one_pipeline_in_the_file_runs_as_two() -> None:
+    scenario = load_scenario()
     assert (scenario.layout.pp, scenario.layout.dp, scenario.layout.mirrored) == (4, 8, True)
     assert (
         scenario.layout.as_configured.pp,
@@ -42,9 +42,9 @@ def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
     )
 
 
-def test_tokens_travel_beside_computation() -> None:
-    assert read().layout.overlap_expert_communication
-    assert not read("layout.ep=1").layout.overlap_expert_communication
+def test_expert_communication_overlaps_by_default() -> None:
+    assert load_scenario().layout.overlap_expert_communication
+    assert not load_scenario("layout.ep=1").layout.overlap_expert_communication
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_tokens_travel_beside_computation() -> None:
         (["layout.data={zero: {stage: 1, shard: 3}}"], "shard 3 does not divide the 4 ranks .dp 4. that hold the same"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(overrides: list[str], sentence: str) -> None:
+def test_invalid_dualpipe_settings_are_rejected(overrides: list[str], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read(*overrides)
+        load_scenario(*overrides)
 
 
-def test_changes_say_degrees_as_files_do() -> None:
-    assert read().with_overrides("layout.pp=4").layout.pp == 2
-    assert read().with_overrides("schedule=1f1b").layout.pp == 8
+def test_changes_use_the_file_degrees() -> None:
+    assert load_scenario().with_overrides("layout.pp=4").layout.pp == 2
+    assert load_scenario().with_overrides("schedule=1f1b").layout.pp == 8

@@ -13,19 +13,19 @@ from clustersim.scenario.settings import EconomicsSettings
 Refusal = Callable[..., str]
 
 
-def said(mapping: dict[str, Any], *overrides: str) -> EconomicsSettings:
+def economics_settings(mapping: dict[str, Any], *overrides: str) -> EconomicsSettings:
     """Read, and read again as it is written out."""
     scenario = Scenario.from_mapping(mapping, [f"economics.{override}" for override in overrides])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     return scenario.economics
 
 
-def test_nothing_is_said_by_default(mapping: dict[str, Any]) -> None:
-    assert said(mapping) == EconomicsSettings(None, 1.0, None, None, PowerOverrides())
+def test_economics_defaults(mapping: dict[str, Any]) -> None:
+    assert economics_settings(mapping) == EconomicsSettings(None, 1.0, None, None, PowerOverrides())
 
 
-def test_every_key_is_read_in_si_units(mapping: dict[str, Any]) -> None:
-    found = said(
+def test_all_keys_are_read_in_si_units(mapping: dict[str, Any]) -> None:
+    settings = economics_settings(
         mapping,
         "price_per_gpu_hour=2.49 EUR",
         "pue=1.2",
@@ -34,20 +34,20 @@ def test_every_key_is_read_in_si_units(mapping: dict[str, Any]) -> None:
         "power={tdp: 0.5 kW, idle: 90 W, rest: 0 W, products: 90 %, streaming: 0.6, communicating: 0.4}",
     )
     powers = PowerOverrides(500.0, 90.0, 0.0, 0.9, 0.6, 0.4)
-    assert found == EconomicsSettings(Price(2.49, "EUR"), 1.2, pytest.approx(1e-4), 15.6e12, powers)
+    assert settings == EconomicsSettings(Price(2.49, "EUR"), 1.2, pytest.approx(1e-4), 15.6e12, powers)
 
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [("15.6T", 15.6e12), ("300B", 3e11), ("1.5e13", 1.5e13), ("1.5e+13", 1.5e13), ("2 M", 2e6), ("1000", 1e3)],
 )
-def test_tokens_are_written_as_people_write_them(mapping: dict[str, Any], text: str, tokens: float) -> None:
-    assert said(mapping, f"tokens={text}").training_tokens == pytest.approx(tokens)
+def test_token_counts_accept_suffixes(mapping: dict[str, Any], text: str, tokens: float) -> None:
+    assert economics_settings(mapping, f"tokens={text}").training_tokens == pytest.approx(tokens)
 
 
-def test_a_bare_power_is_the_limit_and_a_word_is_a_price_list(mapping: dict[str, Any]) -> None:
-    assert said(mapping, "power=500 W").powers == PowerOverrides(tdp=500.0)
-    assert said(mapping, "price_per_gpu_hour=oci").gpu_hour_price == "oci"
+def test_scalar_power_is_tdp_and_name_is_price_list(mapping: dict[str, Any]) -> None:
+    assert economics_settings(mapping, "power=500 W").powers == PowerOverrides(tdp=500.0)
+    assert economics_settings(mapping, "price_per_gpu_hour=oci").gpu_hour_price == "oci"
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_a_bare_power_is_the_limit_and_a_word_is_a_price_list(mapping: dict[str,
         ("power.tpd=1 kW", ["economics.power.tpd: unknown key; did you mean tdp?"]),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(refusal: Refusal, override: str, words: list[str]) -> None:
+def test_invalid_economics_are_rejected_with_a_correction(refusal: Refusal, override: str, words: list[str]) -> None:
     sentence = refusal(f"economics.{override}")
     assert sentence.startswith("plan.yaml: economics.")
     assert all(word in sentence for word in words), sentence
 
 
-def test_a_list_must_have_the_accelerators_of_the_cluster(refusal: Refusal) -> None:
+def test_price_list_must_contain_the_cluster_accelerators(refusal: Refusal) -> None:
     sentence = refusal("economics.price_per_gpu_hour=lambda", "cluster.name=mi300x")
     assert "economics.price_per_gpu_hour: lambda has no price of mi300x; it has those of" in sentence
 
 
-def test_keys_are_found_from_the_whole_file(refusal: Refusal) -> None:
+def test_misplaced_economics_keys_are_suggested(refusal: Refusal) -> None:
     assert "did you mean economics?" in refusal("economic.pue=1.2")
     assert "did you mean economics.price_per_gpu_hour?" in refusal("price_per_gpu_hour=2 USD")

@@ -12,7 +12,7 @@ from clustersim.model.transformer import parameter_count
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString
 from clustersim.results.time_categories import TimeCategory
 
-PLAN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 4},
@@ -20,8 +20,8 @@ PLAN: dict[str, Any] = {
 }
 
 
-def read(*overrides: str) -> Scenario:
-    return Scenario.from_mapping(PLAN, overrides=list(overrides))
+def load_scenario(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides=list(overrides))
 
 
 def windows(scenario: Scenario) -> list[int | None]:
@@ -41,51 +41,53 @@ def windows(scenario: Scenario) -> list[int | None]:
         ("{preset: mistral-7b-v0.1, layers: 4}", [4096] * 4),
     ],
 )
-def test_windows_are_where_the_file_says(model: str, expected: list[int | None]) -> None:
-    assert windows(read(f"model={model}")) == expected
+def test_sliding_window_layer_pattern(model: str, expected: list[int | None]) -> None:
+    assert windows(load_scenario(f"model={model}")) == expected
 
 
-def test_a_stack_is_said_run_by_run() -> None:
+def test_stack_of_layer_runs() -> None:
     """A first dense layer of another width, as models have that go on with something else."""
-    scenario = read("model={preset: llama3-8b, stack: [{layers: 1, ffn: 8192}, {layers: 31, block: parallel}]}")
-    first, rest = scenario.model.stack
-    assert (first.count, rest.count, first.spec.block, rest.spec.block) == (
+    scenario = load_scenario(
+        "model={preset: llama3-8b, stack: [{layers: 1, ffn: 8192}, {layers: 31, block: parallel}]}"
+    )
+    first, remaining = scenario.model.stack
+    assert (first.count, remaining.count, first.spec.block, remaining.spec.block) == (
         1,
         31,
         BlockForm.PRE_NORM,
         BlockForm.PARALLEL,
     )
     # one narrower MLP of three matrices, and one norm less in 31 layers
-    whole = parameter_count(read().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
-    assert parameter_count(scenario.model) == whole
+    expected = parameter_count(load_scenario().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
+    assert parameter_count(scenario.model) == expected
 
 
-def test_a_described_model_takes_its_layers_from_its_stack() -> None:
+def test_inline_model_layer_count_from_stack() -> None:
     model = {"hidden": 256, "heads": 4, "vocab": 512, "ffn": 512, "stack": [{"layers": 2}, {"layers": 6, "ffn": 1024}]}
-    scenario = Scenario.from_mapping({**PLAN, "model": model})
+    scenario = Scenario.from_mapping({**BASE_MAPPING, "model": model})
     assert scenario.model.layer_count == 8
     assert [distinct_dense_mlp.ffn for distinct_dense_mlp in scenario.model.distinct_dense_mlps] == [512, 1024]
 
 
-def test_a_width_that_every_run_has_of_its_own_may_be_said_beside_them() -> None:
-    model = read("model={preset: llama3-8b, ffn: 64, stack: [{layers: 32, ffn: 128}]}").model
+def test_unused_default_ffn_is_accepted() -> None:
+    model = load_scenario("model={preset: llama3-8b, ffn: 64, stack: [{layers: 32, ffn: 128}]}").model
     assert [distinct_dense_mlp.ffn for distinct_dense_mlp in model.distinct_dense_mlps] == [128]
 
 
-def test_norms_of_heads_are_true_false_or_whole() -> None:
-    def first(written: str) -> QkNorm | None:
-        return read(f"model={{preset: qwen3-8b, qk_norm: {written}}}").model.distinct_attentions[0].qk_norm
+def test_qk_norm_values() -> None:
+    def parse_qk_norm(written: str) -> QkNorm | None:
+        return load_scenario(f"model={{preset: qwen3-8b, qk_norm: {written}}}").model.distinct_attentions[0].qk_norm
 
-    assert [first(item) for item in ("true", "heads", "whole", "false")] == [
+    assert [parse_qk_norm(value) for value in ("true", "heads", "whole", "false")] == [
         *(QkNorm.PER_HEAD, QkNorm.PER_HEAD, QkNorm.ALL_HEADS),
         None,
     ]
 
 
-def test_layers_without_positions_repeat() -> None:
-    scenario = read("model={preset: llama3-8b, nope_every: 4, rotary: 50 %}")
-    (turned, unturned) = scenario.model.distinct_attentions
-    assert (turned.rotary, unturned.rotary) == (0.5, 0.0)
+def test_nope_layers_repeat() -> None:
+    scenario = load_scenario("model={preset: llama3-8b, nope_every: 4, rotary: 50 %}")
+    (with_rope, without_rope) = scenario.model.distinct_attentions
+    assert (with_rope.rotary, without_rope.rotary) == (0.5, 0.0)
     assert scenario.model.stack[:2] == (
         LayerGroup(scenario.model.distinct_specs[0], 3),
         LayerGroup(scenario.model.distinct_specs[1], 1),
@@ -114,9 +116,9 @@ def test_layers_without_positions_repeat() -> None:
         ("{preset: llama3-8b, stack: [{layers: 4, heads: 30, kv_heads: 10}]}", "layout.tp|multiple|fits"),
     ],
 )
-def test_bad_layers_are_refused(model: str, sentence: str) -> None:
+def test_invalid_layers_are_rejected(model: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read(f"model={model}", "layout.tp=4", "layout.pp=2")
+        load_scenario(f"model={model}", "layout.tp=4", "layout.pp=2")
 
 
 @pytest.mark.parametrize(
@@ -130,12 +132,12 @@ def test_bad_layers_are_refused(model: str, sentence: str) -> None:
         ("{first: 7, last: 7}", EndRankLayers(7, 7)),
     ],
 )
-def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
+def test_layer_partitions_round_trip(written: str, split: object) -> None:
     model = "model.layers=30" if isinstance(split, AccountForEnds) else "model.layers=32"
-    scenario = read(model, f"layout.layers_per_stage={written}")
+    scenario = load_scenario(model, f"layout.layers_per_stage={written}")
     assert scenario.layout.layers_per_stage == split
-    answer = simulate(scenario).to_json()
-    assert Scenario.from_mapping(answer["scenario"]).layout == scenario.layout
+    result_json = simulate(scenario).to_json()
+    assert Scenario.from_mapping(result_json["scenario"]).layout == scenario.layout
     assert scenario.with_overrides(["training.microbatch=2"]).layout.layers_per_stage == split
     assert scenario.with_overrides(["layout.layers_per_stage=even"]).layout.layers_per_stage is None
 
@@ -156,42 +158,44 @@ def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
         ("5", "layout.layers_per_stage: 5 is not a mapping .*; write even, "),
     ],
 )
-def test_bad_splits_are_refused(written: str, sentence: str) -> None:
+def test_invalid_layer_partitions_are_rejected(written: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence.replace("\\\\", "\\")):
-        read(f"layout.layers_per_stage={written}")
+        load_scenario(f"layout.layers_per_stage={written}")
 
 
-def test_a_window_as_long_as_the_sequence_changes_no_answer() -> None:
-    full, windowed, narrow = (simulate(read(f"model.window={item}")) for item in ("full", 2048, 256))
+def test_window_of_sequence_length_equals_full_attention() -> None:
+    full, windowed, short_window = (simulate(load_scenario(f"model.window={window}")) for window in ("full", 2048, 256))
     assert (windowed.step_time, windowed.peak_memory, windowed.mfu()) == (full.step_time, full.peak_memory, full.mfu())
-    assert narrow.step_time < full.step_time
-    assert narrow.peak_memory == full.peak_memory
+    assert short_window.step_time < full.step_time
+    assert short_window.peak_memory == full.peak_memory
 
 
-def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
-    serial, parallel = (simulate(read(f"model.block={item}")) for item in ("pre_norm", "parallel"))
-    sums = [result.breakdown.category_total(TimeCategory.EXPOSED_TP) for result in (serial, parallel)]
-    assert sums[1] < 0.6 * sums[0]
+def test_parallel_block_saves_tp_all_reduces() -> None:
+    serial, parallel = (simulate(load_scenario(f"model.block={block}")) for block in ("pre_norm", "parallel"))
+    exposed_tp = [result.breakdown.category_total(TimeCategory.EXPOSED_TP) for result in (serial, parallel)]
+    assert exposed_tp[1] < 0.6 * exposed_tp[0]
     assert parallel.step_time < serial.step_time
 
 
-def test_sinks_are_read_and_latent_attention_has_none() -> None:
+def test_attention_sinks_are_read_and_rejected_for_mla() -> None:
     assert all(
         distinct_attention.sinks
-        for distinct_attention in read("model.sinks=true").model.distinct_attentions
+        for distinct_attention in load_scenario("model.sinks=true").model.distinct_attentions
         if isinstance(distinct_attention, FullAttention)
     )
     with pytest.raises(InputError, match="sinks: latent attention has heads of its own dimensions"):
-        read("model={preset: deepseek-v2-lite, sinks: true}")
+        load_scenario("model={preset: deepseek-v2-lite, sinks: true}")
 
 
-def test_a_layout_string_of_the_even_split_is_the_even_split() -> None:
-    even, written = (simulate(read(f"layout.layers_per_stage={item}")) for item in ("even", "E(t*8|)*3t*8L"))
+def test_even_layout_string_equals_even_partition() -> None:
+    even, written = (
+        simulate(load_scenario(f"layout.layers_per_stage={partition}")) for partition in ("even", "E(t*8|)*3t*8L")
+    )
     assert written.step_time == even.step_time
     assert written.peak_memory == even.peak_memory
 
 
-def test_a_config_of_differing_layers_is_read_simulated_and_kept(tmp_path: Path) -> None:
+def test_hf_config_with_layer_pattern_round_trip(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(
         '{"model_type": "gemma2", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 8,'
@@ -199,9 +203,9 @@ def test_a_config_of_differing_layers_is_read_simulated_and_kept(tmp_path: Path)
         ' "max_position_embeddings": 4096, "sliding_window": 512}',
         encoding="utf-8",
     )
-    scenario = read(f"model={{path: {config}}}")
+    scenario = load_scenario(f"model={{path: {config}}}")
     assert windows(scenario) == [512, None] * 4
     result = simulate(scenario)
-    wider = simulate(scenario.with_overrides(["model.window=full"]))
-    assert result.step_time < wider.step_time
+    full_attention = simulate(scenario.with_overrides(["model.window=full"]))
+    assert result.step_time < full_attention.step_time
     assert Scenario.from_mapping(result.to_json()["scenario"]).model == scenario.model

@@ -17,7 +17,7 @@ ATTENTION = (LoraTarget.Q, LoraTarget.K, LoraTarget.V, LoraTarget.O)
 MLP = (LoraTarget.GATE, LoraTarget.UP, LoraTarget.DOWN)
 
 
-def lora_of(mapping: dict[str, Any], *overrides: str) -> Lora | None:
+def load_lora(mapping: dict[str, Any], *overrides: str) -> Lora | None:
     return Scenario.from_mapping(mapping, overrides).training.lora
 
 
@@ -34,22 +34,20 @@ def lora_of(mapping: dict[str, Any], *overrides: str) -> Lora | None:
         ),
     ],
 )
-def test_targets_are_said_as_libraries_say_them(
-    mapping: dict[str, Any], written: str, targets: tuple[LoraTarget, ...]
-) -> None:
-    lora = lora_of(mapping, f"training.lora={{rank: 16, alpha: 32, targets: {written}}}")
+def test_targets_accept_library_names(mapping: dict[str, Any], written: str, targets: tuple[LoraTarget, ...]) -> None:
+    lora = load_lora(mapping, f"training.lora={{rank: 16, alpha: 32, targets: {written}}}")
     assert lora == Lora(16, targets, 32.0)
 
 
-def test_a_number_is_a_rank_and_none_is_none(mapping: dict[str, Any]) -> None:
-    assert lora_of(mapping, "training.lora=8") == Lora(8, (*ATTENTION, *MLP), 32.0)
-    assert lora_of(mapping, "training.lora=8", "training.lora=none") is None
-    quantized = lora_of(mapping, "training.lora=8", "training.lora.base=nf4")
+def test_lora_shorthands(mapping: dict[str, Any]) -> None:
+    assert load_lora(mapping, "training.lora=8") == Lora(8, (*ATTENTION, *MLP), 32.0)
+    assert load_lora(mapping, "training.lora=8", "training.lora=none") is None
+    quantized = load_lora(mapping, "training.lora=8", "training.lora.base=nf4")
     assert quantized is not None and quantized.base is DType.NF4
 
 
-def test_groups_are_what_the_model_has(mapping: dict[str, Any]) -> None:
-    lora = lora_of(mapping, "model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: mlp}")
+def test_target_groups_depend_on_the_model(mapping: dict[str, Any]) -> None:
+    lora = load_lora(mapping, "model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: mlp}")
     assert lora is not None and lora.targets == (LoraTarget.UP, LoraTarget.DOWN)
 
 
@@ -76,31 +74,33 @@ def test_groups_are_what_the_model_has(mapping: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(refusal: Refusal, lora: str, sentence: str) -> None:
+def test_invalid_lora_is_rejected_with_a_correction(refusal: Refusal, lora: str, sentence: str) -> None:
     assert sentence in refusal(f"training.lora={lora}")
 
 
-def test_a_target_that_the_model_lacks_is_named_with_those_that_it_has(refusal: Refusal) -> None:
-    told = refusal("model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: [gate]}")
-    assert "training.lora.targets: gpt3-1.3b has no gate; it has q, k, v, linear_qkv, o, up, linear_fc1, down" in told
+def test_missing_target_lists_available_ones(refusal: Refusal) -> None:
+    message = refusal("model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: [gate]}")
+    assert (
+        "training.lora.targets: gpt3-1.3b has no gate; it has q, k, v, linear_qkv, o, up, linear_fc1, down" in message
+    )
 
 
-def test_an_answer_keeps_its_adapters_and_changes_tell_them(mapping: dict[str, Any]) -> None:
+def test_lora_round_trip_and_changed_keys(mapping: dict[str, Any]) -> None:
     mapping |= {"cluster": {"name": "laptop", "gpus": 2}, "model": "llama-tiny", "layout": {"dp": 2}}
     mapping["training"] = {"sequence": 64, "global_batch": 4, "lora": {"rank": 8, "targets": ["q_proj", "mlp"]}}
     scenario = Scenario.from_mapping(mapping)
-    again = Scenario.from_mapping(simulate(scenario).to_json()["scenario"])
-    assert again == scenario and again.training.lora is not None
+    reread = Scenario.from_mapping(simulate(scenario).to_json()["scenario"])
+    assert reread == scenario and reread.training.lora is not None
     plain, wider = scenario.with_overrides("training.lora=none"), scenario.with_overrides("training.lora.rank=16")
     assert (
         plain.training.lora is None
         and plain.with_overrides("training.lora={rank: 8, targets: [q, mlp]}").training == scenario.training
     )
-    (only,) = changed_keys(scenario, wider)
-    assert (only.key, only.first, only.second) == ("training.lora.rank", 8, 16)
+    (change,) = changed_keys(scenario, wider)
+    assert (change.key, change.first, change.second) == ("training.lora.rank", 8, 16)
 
 
-def test_adapters_fit_where_training_of_all_weights_does_not(mapping: dict[str, Any]) -> None:
+def test_lora_peak_memory_below_full_training(mapping: dict[str, Any]) -> None:
     """70 billion weights take 140 GB and 1,120 GB with their gradients and states; frozen in 4 bits some 37 GB."""
     mapping |= {"model": "llama3-70b", "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
     mapping["training"] = {"sequence": 2048, "global_batch": 1, "recompute": "full"}

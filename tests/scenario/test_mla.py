@@ -9,45 +9,47 @@ from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import LatentAttention
 from clustersim.model.presets import load_preset
 
-PLAN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "deepseek-v3",
     "cluster": {"name": "dgx-h100", "gpus": 64},
     "training": {"sequence": 2048, "global_batch": 64},
 }
-V2 = "query_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value_dim: 128"
+DEEPSEEK_V2_MLA = "query_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value_dim: 128"
 INLINE = "layers: 60, hidden: 5120, heads: 128, vocab: 102400, max_positions: 163840, name: deepseek-v2"
 
 
-def read(model: str) -> Scenario:
-    return Scenario.from_mapping(PLAN, overrides=[f"model={model}"])
+def load_scenario(model: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides=[f"model={model}"])
 
 
-def test_dimensions_say_a_published_model() -> None:
+def test_inline_dimensions_equal_deepseek_v2() -> None:
     experts = "{count: 160, top_k: 6, ffn: 1536, shared: 3072, groups: 8, limit: 3, dense_layers: 1}"
-    written = read(f"{{{INLINE}, ffn: 12288, latent: {{{V2}}}, experts: {experts}}}")
+    written = load_scenario(f"{{{INLINE}, ffn: 12288, latent: {{{DEEPSEEK_V2_MLA}}}, experts: {experts}}}")
     assert written.model == load_preset("deepseek-v2")
     assert Scenario.from_mapping(written.to_mapping()) == written
 
 
-def test_what_is_left_out_is_the_presets() -> None:
-    wide = read("{preset: deepseek-v3, heads: 64, latent: {kv_rank: 1024}}").model
-    assert wide.distinct_attentions == (LatentAttention(64, 1536, 1024, 128, 64, 128),)
-    assert wide.distinct_moes == load_preset("deepseek-v3").distinct_moes
+def test_omitted_mla_keys_come_from_the_preset() -> None:
+    model = load_scenario("{preset: deepseek-v3, heads: 64, latent: {kv_rank: 1024}}").model
+    assert model.distinct_attentions == (LatentAttention(64, 1536, 1024, 128, 64, 128),)
+    assert model.distinct_moes == load_preset("deepseek-v3").distinct_moes
 
 
-def test_a_rank_of_0_makes_queries_from_the_input() -> None:
-    assert read("{preset: deepseek-v3, latent: {query_rank: 0}}").model.distinct_attentions[0] == LatentAttention(
-        128, None, 512, 128, 64, 128
-    )
+def test_query_rank_0_disables_query_compression() -> None:
+    assert load_scenario("{preset: deepseek-v3, latent: {query_rank: 0}}").model.distinct_attentions[
+        0
+    ] == LatentAttention(128, None, 512, 128, 64, 128)
 
 
-def test_attention_of_other_heads_is_replaced() -> None:
-    (latent,) = read(f"{{preset: llama3-8b, latent: {{{V2}}}}}").model.distinct_attentions
-    assert latent == LatentAttention(32, 1536, 512, 128, 64, 128)
+def test_mla_replaces_other_attention() -> None:
+    (mla,) = load_scenario(f"{{preset: llama3-8b, latent: {{{DEEPSEEK_V2_MLA}}}}}").model.distinct_attentions
+    assert mla == LatentAttention(32, 1536, 512, 128, 64, 128)
 
 
-def test_heads_need_not_divide_the_width() -> None:
-    model = read(f"{{layers: 2, hidden: 1000, heads: 16, vocab: 512, ffn: 512, latent: {{{V2}}}}}").model
+def test_mla_heads_need_not_divide_hidden() -> None:
+    model = load_scenario(
+        f"{{layers: 2, hidden: 1000, heads: 16, vocab: 512, ffn: 512, latent: {{{DEEPSEEK_V2_MLA}}}}}"
+    ).model
     assert model.distinct_attentions[0].heads == 16
 
 
@@ -58,13 +60,19 @@ def test_heads_need_not_divide_the_width() -> None:
         ("{preset: deepseek-v3, latent: {kv_rank: 0}}", r"model.latent.kv_rank: 0 is too small; .* 1"),
         ("{preset: deepseek-v3, latent: {kv_rang: 1}}", r"model.latent.kv_rang: unknown key; did you mean kv_rank\?"),
         ("{preset: deepseek-v3, kv_heads: 8}", r"kv_heads: latent attention has heads of its own dimensions"),
-        (f"{{preset: llama3-8b, window: 512, latent: {{{V2}}}}}", r"window: latent attention has heads of its own"),
+        (
+            f"{{preset: llama3-8b, window: 512, latent: {{{DEEPSEEK_V2_MLA}}}}}",
+            r"window: latent attention has heads of its own",
+        ),
         ("{preset: deepseek-v3, global_every: 2}", r"global_every 2 needs a window"),
-        (f"{{preset: gpt3-1.3b, latent: {{{V2}}}}}", r"latent needs rotary positions; gpt3-1.3b has learned ones"),
+        (
+            f"{{preset: gpt3-1.3b, latent: {{{DEEPSEEK_V2_MLA}}}}}",
+            r"latent needs rotary positions; gpt3-1.3b has learned ones",
+        ),
         ("{preset: deepseek-v3, latent: 512}", r"model.latent: 512 .*write {query_rank"),
     ],
 )
-def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
+def test_invalid_mla_settings_have_one_line_errors(model: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
-        read(model)
+        load_scenario(model)
     assert "\n" not in str(refused.value)

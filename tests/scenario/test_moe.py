@@ -13,36 +13,41 @@ from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import parameter_count
 
-PLAN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "mixtral-8x7b",
     "cluster": {"name": "dgx-h100", "gpus": 64},
     "layout": {"tp": 2, "pp": 4, "sequence_parallel": True},
     "training": {"sequence": 2048, "global_batch": 64},
 }
 INLINE = "hidden: 1024, heads: 8, vocab: 1024"
-SHARDS = {"offload": {"parameters": True}}
-ROUTED = "count: 8, top_k: 2, ffn: 512"
+PARAMETER_OFFLOAD = {"offload": {"parameters": True}}
+MOE_OPTIONS = "count: 8, top_k: 2, ffn: 512"
 
 
-def read(model: str) -> Scenario:
-    return Scenario.from_mapping(PLAN, overrides=[f"model={model}"])
+def load_scenario(model: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides=[f"model={model}"])
 
 
-def kinds(model: str) -> str:
+def layer_kinds(model: str) -> str:
     """A letter for each layer: dense or mixture."""
     letters = {DenseMlp: "d", MoeMlp: "m"}
-    return "".join(letters[type(spec.mlp)] for spec in layer_specs(read(model).model.stack) if spec.mlp is not None)
+    return "".join(
+        letters[type(spec.mlp)] for spec in layer_specs(load_scenario(model).model.stack) if spec.mlp is not None
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (f"{{{INLINE}, layers: 4, experts: {{{ROUTED}}}}}", "mmmm"),
-        (f"{{{INLINE}, layers: 4, ffn: 2048, experts: {{{ROUTED}, dense_layers: 1}}}}", "dmmm"),
-        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{ROUTED}, every: 2}}}}", "dmdmdm"),
-        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{ROUTED}, every: 2, dense_layers: 2}}}}", "dddmdm"),
-        (f"{{{INLINE}, ffn: 2048, stack: [{{layers: 1}}, {{layers: 3, experts: {{{ROUTED}}}}}]}}", "dmmm"),
-        (f"{{{INLINE}, ffn: 64, experts: {{{ROUTED}}}, stack: [{{layers: 1, experts: 0}}, {{layers: 3}}]}}", "dmmm"),
+        (f"{{{INLINE}, layers: 4, experts: {{{MOE_OPTIONS}}}}}", "mmmm"),
+        (f"{{{INLINE}, layers: 4, ffn: 2048, experts: {{{MOE_OPTIONS}, dense_layers: 1}}}}", "dmmm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{MOE_OPTIONS}, every: 2}}}}", "dmdmdm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{MOE_OPTIONS}, every: 2, dense_layers: 2}}}}", "dddmdm"),
+        (f"{{{INLINE}, ffn: 2048, stack: [{{layers: 1}}, {{layers: 3, experts: {{{MOE_OPTIONS}}}}}]}}", "dmmm"),
+        (
+            f"{{{INLINE}, ffn: 64, experts: {{{MOE_OPTIONS}}}, stack: [{{layers: 1, experts: 0}}, {{layers: 3}}]}}",
+            "dmmm",
+        ),
         ("{preset: llama3-8b, layers: 2, experts: {count: 8, top_k: 2}}", "mm"),
         ("{preset: glm-4.5, layers: 5}", "dddmm"),
         ("{preset: glm-4.5, layers: 5, experts: {dense_layers: 1}}", "dmmmm"),
@@ -50,37 +55,37 @@ def kinds(model: str) -> str:
         ("{preset: mixtral-8x7b, layers: 3, ffn: 4096, experts: {dense_layers: 1}}", "dmm"),
     ],
 )
-def test_experts_are_where_the_file_says(model: str, expected: str) -> None:
-    assert kinds(model) == expected
+def test_moe_layer_positions(model: str, expected: str) -> None:
+    assert layer_kinds(model) == expected
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_expert_keys_are_read() -> None:
     written = "{count: 8, top_k: 2, ffn: 512, shared: 1024, shared_gate: true, bias: true, router: sigmoid}"
     routed = MoeMlp(
         8, 2, 512, MlpType.SWIGLU, shared=1024, shared_gate=True, bias=True, router=Router(ScoreFunction.SIGMOID)
     )
-    assert read(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes == (routed,)
+    assert load_scenario(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes == (routed,)
 
 
-def test_a_router_has_groups_a_limit_and_a_bias() -> None:
+def test_router_groups_limit_and_bias() -> None:
     written = "{count: 8, top_k: 2, groups: 4, limit: 2, router_bias: true}"
-    (routed,) = read(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes
+    (routed,) = load_scenario(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes
     assert routed.router == Router(ScoreFunction.SOFTMAX, groups=4, limit=2, bias=True)
     assert routed.ffn == 14336, "experts are as wide as the MLP that they replace"
 
 
-def test_what_is_left_out_is_the_presets() -> None:
+def test_omitted_expert_keys_come_from_the_preset() -> None:
     """Four more experts, in all 32 layers: three matrices each, and a row of the router."""
-    more = parameter_count(read("{preset: mixtral-8x7b, experts: 12}").model) - parameter_count(
-        read("mixtral-8x7b").model
+    added_parameters = parameter_count(load_scenario("{preset: mixtral-8x7b, experts: 12}").model) - parameter_count(
+        load_scenario("mixtral-8x7b").model
     )
-    assert more == 32 * 4 * (3 * 4096 * 14336 + 4096)
+    assert added_parameters == 32 * 4 * (3 * 4096 * 14336 + 4096)
 
 
 @pytest.mark.parametrize("name", [name for name, shipped in PRESETS.items() if shipped.model.distinct_moes])
-def test_a_written_scenario_reads_back(name: str) -> None:
+def test_scenario_round_trip(name: str) -> None:
     """By its name, and with every mixture changed."""
-    plain = Scenario.from_mapping(PLAN | {"layout": {}}, overrides=[f"model={name}"])
+    plain = Scenario.from_mapping(BASE_MAPPING | {"layout": {}}, overrides=[f"model={name}"])
     assert Scenario.from_mapping(plain.to_mapping()) == plain
     changed = plain.with_overrides("model.experts.top_k=1")
     assert Scenario.from_mapping(changed.to_mapping()) == changed
@@ -121,7 +126,7 @@ def test_a_written_scenario_reads_back(name: str) -> None:
             r"stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn",
         ),
         (
-            f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{ROUTED}}}}}]}}",
+            f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{MOE_OPTIONS}}}}}]}}",
             r"stack: has ffn beside experts.ffn",
         ),
         (
@@ -130,40 +135,45 @@ def test_a_written_scenario_reads_back(name: str) -> None:
         ),
     ],
 )
-def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
+def test_invalid_expert_settings_have_one_line_errors(model: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
-        read(model)
+        load_scenario(model)
     assert "\n" not in str(refused.value)
 
 
-def test_only_all_to_all_pads_and_drops() -> None:
+def test_capacity_needs_alltoall_dispatcher() -> None:
     with pytest.raises(InputError, match=r"layout.dispatcher: deepep sends as many rows .* capacity; alltoall pads"):
-        read("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").with_overrides("layout={ep: 8, dispatcher: deepep}")
+        load_scenario("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").with_overrides(
+            "layout={ep: 8, dispatcher: deepep}"
+        )
 
 
-def test_an_even_capacity_is_what_comes_and_half_of_it_is_half_the_experts_work() -> None:
-    def experts(capacity: float | None) -> float:
-        (routed,) = read("mixtral-8x7b").model.distinct_moes
+def test_expert_flops_scale_with_capacity_factor() -> None:
+    def expert_flops(capacity: float | None) -> float:
+        (routed,) = load_scenario("mixtral-8x7b").model.distinct_moes
         training = Training(sequence=2048, global_batch=1, microbatch=1)
         model = replace(load_preset("mixtral-8x7b"), stack=())
         spec = LayerSpec(None, replace(routed, capacity=capacity))
-        made = transformer_layer(model, spec, training, LayerShard(1, 2048, 2048)).operators
+        operators = transformer_layer(model, spec, training, LayerShard(1, 2048, 2048)).operators
         return sum(
-            kernel.flops for operator in made if operator.region is ParallelRegion.EXPERT for kernel in operator.forward
+            kernel.flops
+            for operator in operators
+            if operator.region is ParallelRegion.EXPERT
+            for kernel in operator.forward
         )
 
-    assert experts(1.0) == experts(None)
-    assert experts(0.5) == pytest.approx(experts(None) / 2, rel=1e-3)  # the activation's few FLOP among them
+    assert expert_flops(1.0) == expert_flops(None)
+    assert expert_flops(0.5) == pytest.approx(expert_flops(None) / 2, rel=1e-3)  # the activation's few FLOP among them
 
 
-def test_dimensions_may_say_a_width_that_no_layer_has() -> None:
+def test_unused_dense_ffn_width_is_accepted() -> None:
     """As config.json files of Qwen 3 do."""
-    assert kinds(f"{{{INLINE}, layers: 2, ffn: 2048, experts: {{{ROUTED}}}}}") == "mm"
+    assert layer_kinds(f"{{{INLINE}, layers: 2, ffn: 2048, experts: {{{MOE_OPTIONS}}}}}") == "mm"
 
 
-def test_sizes_without_an_mlp_need_the_experts_width() -> None:
+def test_inline_moe_model_needs_expert_ffn() -> None:
     with pytest.raises(InputError, match=r"lacks ffn; give them"):
-        read(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")
+        load_scenario(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")
 
 
 @pytest.mark.parametrize(
@@ -211,10 +221,10 @@ def test_sizes_without_an_mlp_need_the_experts_width() -> None:
         ({"ep": 8, "data": {"zero": {"stage": 1, "shard": 4}}}, {}, r"which ep 8 x etp 1 does not divide; ep 4 fits"),
         (
             {"ep": 8, "pp": 8, "data": "fsdp"},
-            SHARDS,
+            PARAMETER_OFFLOAD,
             r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
         ),
-        ({"ep": 4, "pp": 8, "data": "fsdp"}, SHARDS, None),
+        ({"ep": 4, "pp": 8, "data": "fsdp"}, PARAMETER_OFFLOAD, None),
         ({"data": "zero3_by_parameter"}, {}, r"zero3_by_parameter runs beside no model.experts; fsdp and zero3 do"),
         ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets: attention fits"),
         ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
@@ -225,10 +235,10 @@ def test_sizes_without_an_mlp_need_the_experts_width() -> None:
         ),
     ],
 )
-def test_what_experts_do_not_go_with_is_said(
+def test_unsupported_expert_combinations_are_rejected(
     layout: dict[str, Any], training: dict[str, Any], problem: str | None
 ) -> None:
-    mapping = {**PLAN, "layout": layout, "training": PLAN["training"] | training}
+    mapping = {**BASE_MAPPING, "layout": layout, "training": BASE_MAPPING["training"] | training}
     if problem is None:
         assert Scenario.from_mapping(mapping).layout.world_size == 64
         return
@@ -236,8 +246,8 @@ def test_what_experts_do_not_go_with_is_said(
         Scenario.from_mapping(mapping)
 
 
-def test_one_process_for_all_gpus_spreads_no_experts() -> None:
-    mapping = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"ep": 8, "data": "data_parallel"}}
+def test_torch_data_parallel_rejects_expert_parallelism() -> None:
+    mapping = {**BASE_MAPPING, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"ep": 8, "data": "data_parallel"}}
     with pytest.raises(InputError, match=r"data_parallel copies the whole model to each GPU, and ep is 8; use ddp"):
         Scenario.from_mapping(mapping)
 
@@ -250,16 +260,18 @@ def test_one_process_for_all_gpus_spreads_no_experts() -> None:
         ("dispatcher: hybridep, dispatcher_sms: 0", "layout.dispatcher_sms"),
     ],
 )
-def test_multiprocessors_are_counted_out_to_kernels_of_a_dispatchers_own(layout: str, sentence: str) -> None:
+def test_invalid_dispatcher_sm_counts_are_rejected(layout: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read("{preset: mixtral-8x7b}").with_overrides(f"layout={{ep: 8, {layout}}}")
+        load_scenario("{preset: mixtral-8x7b}").with_overrides(f"layout={{ep: 8, {layout}}}")
 
 
-def test_more_multiprocessors_send_tokens_no_slower() -> None:
+def test_more_dispatcher_sms_are_never_slower() -> None:
     """Until the links bound them; the dispatcher's own number is what is taken where nothing is said."""
     plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_sms: {sms}}}"
-    few, usual, many = (read("{preset: mixtral-8x7b}").with_overrides(plan.format(sms=item)) for item in (4, 16, 32))
-    unsaid = read("{preset: mixtral-8x7b}").with_overrides("layout={ep: 8, dispatcher: hybridep}")
-    taken = [simulate(scenario).step_time for scenario in (few, usual, many, unsaid)]
-    assert taken[0] > taken[1] >= taken[2]
-    assert taken[3] == taken[1]
+    few_sms, default_sms, more_sms = (
+        load_scenario("{preset: mixtral-8x7b}").with_overrides(plan.format(sms=sm_count)) for sm_count in (4, 16, 32)
+    )
+    unspecified = load_scenario("{preset: mixtral-8x7b}").with_overrides("layout={ep: 8, dispatcher: hybridep}")
+    step_times = [simulate(scenario).step_time for scenario in (few_sms, default_sms, more_sms, unspecified)]
+    assert step_times[0] > step_times[1] >= step_times[2]
+    assert step_times[3] == step_times[1]

@@ -10,7 +10,7 @@ from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 
-PLAN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": "deepseek-v2-lite",
     "cluster": {"name": "dgx-h100", "gpus": 16},
     "layout": {"pp": 2, "ep": 8, "overlap_expert_communication": True, "layers_per_stage": [6, 7, 7, 7]},
@@ -19,21 +19,23 @@ PLAN: dict[str, Any] = {
 }
 
 
-def read(*overrides: str) -> Scenario:
-    return Scenario.from_mapping(PLAN, overrides=list(overrides))
+def load_scenario(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides=list(overrides))
 
 
-def test_1f1b_is_run_in_pairs_where_tokens_travel_beside_computation() -> None:
-    assert read().effective_schedule == Overlapped1F1B(Interleaved(2))
-    assert read("layout.overlap_expert_communication=false").effective_schedule == Interleaved(2)
+def test_overlap_runs_combined_1f1b() -> None:
+    assert load_scenario().effective_schedule == Overlapped1F1B(Interleaved(2))
+    assert load_scenario("layout.overlap_expert_communication=false").effective_schedule == Interleaved(2)
 
 
-def test_dual_pipe_v_is_made_for_it() -> None:
+def test_dualpipev_overlaps_by_default() -> None:
     """So is one without experts on several ranks, in which nothing travels."""
-    left_out = {key: value for key, value in PLAN["layout"].items() if key != "overlap_expert_communication"}
-    of = {**PLAN, "layout": left_out}
-    assert not Scenario.from_mapping(of).layout.overlap_expert_communication
-    dual = Scenario.from_mapping({**of, "schedule": "dualpipev"})
+    default_layout = {
+        key: value for key, value in BASE_MAPPING["layout"].items() if key != "overlap_expert_communication"
+    }
+    default_mapping = {**BASE_MAPPING, "layout": default_layout}
+    assert not Scenario.from_mapping(default_mapping).layout.overlap_expert_communication
+    dual = Scenario.from_mapping({**default_mapping, "schedule": "dualpipev"})
     assert dual.layout.overlap_expert_communication
     assert dual.effective_schedule == DualPipeV()
     assert not dual.with_overrides("layout.ep=1").layout.overlap_expert_communication
@@ -56,12 +58,12 @@ def test_dual_pipe_v_is_made_for_it() -> None:
         (["layout.overlap_shared_experts=true"], "exclude each other; write one of them"),
     ],
 )
-def test_what_it_excludes_is_said_in_one_sentence(overrides: list[str], sentence: str) -> None:
+def test_moe_overlap_exclusions(overrides: list[str], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read(*overrides)
+        load_scenario(*overrides)
 
 
-ALONE = "layout.overlap_expert_communication=false"
+WITHOUT_OVERLAP = "layout.overlap_expert_communication=false"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,6 @@ ALONE = "layout.overlap_expert_communication=false"
         ),
     ],
 )
-def test_what_goes_with_it_alone_is_refused_without(overrides: list[str], sentence: str) -> None:
+def test_overlap_options_need_overlap(overrides: list[str], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read(ALONE, *overrides)
+        load_scenario(WITHOUT_OVERLAP, *overrides)

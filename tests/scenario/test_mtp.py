@@ -12,7 +12,7 @@ from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layer_partition import PipelineLayoutString
 from clustersim.planning.explorer.explorer_data import build_exploration
 
-PLAN: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "mtp_layers": 1},
     "cluster": {"name": "dgx-h100", "gpus": 32},
     "layout": {"tp": 2, "pp": 4, "sequence_parallel": True},
@@ -20,26 +20,26 @@ PLAN: dict[str, Any] = {
 }
 
 
-def read(*overrides: str) -> Scenario:
-    return Scenario.from_mapping(PLAN, overrides=overrides)
+def load_scenario(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides=overrides)
 
 
-def test_a_number_is_read_kept_and_changed() -> None:
-    scenario = read()
+def test_mtp_layers_round_trip_and_override() -> None:
+    scenario = load_scenario()
     assert scenario.model.mtp_layers == 1
     assert Scenario.from_mapping(scenario.to_mapping()).model == scenario.model
-    assert read("model.mtp_layers=0").model == read("model=llama3-8b").model
-    assert read("model=deepseek-v3").model.mtp_layers == 0, "trained only where the file says so"
+    assert load_scenario("model.mtp_layers=0").model == load_scenario("model=llama3-8b").model
+    assert load_scenario("model=deepseek-v3").model.mtp_layers == 0, "trained only where the file says so"
 
 
-def test_they_are_said_beside_dimensions() -> None:
+def test_mtp_layers_with_inline_dimensions() -> None:
     inline = "{layers: 4, hidden: 1024, heads: 8, vocab: 1024, mtp_layers: 2, experts: {count: 8, top_k: 2, ffn: 512}}"
-    model = read(f"model={inline}").model
+    model = load_scenario(f"model={inline}").model
     assert (model.mtp_layers, model.layer_count) == (2, 4)
     assert isinstance(model.mtp_stack[0].spec.mlp, MoeMlp)
 
 
-def test_a_config_says_how_many_there_are(tmp_path: Path) -> None:
+def test_mtp_layers_from_hf_config(tmp_path: Path) -> None:
     content = {
         **{"model_type": "glm4_moe", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
         **{"num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2},
@@ -48,19 +48,19 @@ def test_a_config_says_how_many_there_are(tmp_path: Path) -> None:
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert read(f"model={{path: {path}}}").model.mtp_layers == 1
-    assert read(f"model={{path: {path}, mtp_layers: 0}}").model.mtp_layers == 0
+    assert load_scenario(f"model={{path: {path}}}").model.mtp_layers == 1
+    assert load_scenario(f"model={{path: {path}, mtp_layers: 0}}").model.mtp_layers == 0
     path.write_text(json.dumps(content | {"num_nextn_predict_layers": 1000}), encoding="utf-8")
     with pytest.raises(InputError, match="num_nextn_predict_layers 1000 is too large; 64 is the most"):
-        read(f"model={{path: {path}}}")
+        load_scenario(f"model={{path: {path}}}")
 
 
-def test_a_layout_string_has_a_place_for_them() -> None:
-    split = read("layout.layers_per_stage=Et*9|t*9|t*7|t*7mL").layout.layers_per_stage
+def test_layout_string_positions_mtp_layers() -> None:
+    split = load_scenario("layout.layers_per_stage=Et*9|t*9|t*7|t*7mL").layout.layers_per_stage
     assert split == PipelineLayoutString((9, 9, 7, 7), (0, 0, 0, 1))
-    alone = read("layout.layers_per_stage=Et*11|t*11|t*10|mL")
-    assert alone.layout.layers_per_stage == PipelineLayoutString((11, 11, 10, 0), (0, 0, 0, 1))
-    between = read("layout.layers_per_stage=Et*16|t*16|m|L")
+    separate_stage = load_scenario("layout.layers_per_stage=Et*11|t*11|t*10|mL")
+    assert separate_stage.layout.layers_per_stage == PipelineLayoutString((11, 11, 10, 0), (0, 0, 0, 1))
+    between = load_scenario("layout.layers_per_stage=Et*16|t*16|m|L")
     assert between.layout.layers_per_stage == PipelineLayoutString((16, 16, 0, 0), (0, 0, 1, 0))
 
 
@@ -80,11 +80,11 @@ def test_a_layout_string_has_a_place_for_them() -> None:
         ("model={preset: llama3-8b, mtp_layers: 1, hidden: 4097}", "2 does not divide hidden 4097 of llama3-8b"),
     ],
 )
-def test_what_cannot_be_is_refused(override: str, sentence: str) -> None:
+def test_invalid_mtp_settings_are_rejected(override: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read(override)
+        load_scenario(override)
 
 
-def test_the_explorers_page_knows_none() -> None:
+def test_explorer_rejects_mtp_layers() -> None:
     with pytest.raises(InputError, match=r"model.mtp_layers: 1, and the explorer's page knows no layers that predict"):
-        build_exploration(read())
+        build_exploration(load_scenario())

@@ -17,7 +17,7 @@ from clustersim.scenario.config.nccl import NcclConfig
 from tests.conftest import examples
 
 Refuse = Callable[..., str]
-ELEMENTS = {
+ALGORITHM_NAMES = {
     "tree": {"tree"},
     "ring": {"ring"},
     "collnetchain": {"collnet_chain"},
@@ -25,10 +25,10 @@ ELEMENTS = {
     "nvlstree": {"in_network"},
     "pat": {"aggregated_trees"},
 }
-WORDS = {kind: kind.value.replace("_", "") for kind in TUNED_COLLECTIVES}
+COLLECTIVE_KEYS = {kind: kind.value.replace("_", "") for kind in TUNED_COLLECTIVES}
 
 
-WHOLE_NODES = ["layout.tp=8", "layout.dp=8"]
+FULL_NODE_LAYOUT = ["layout.tp=8", "layout.dp=8"]
 
 
 @pytest.fixture
@@ -42,18 +42,18 @@ def mapping() -> dict[str, Any]:
     }
 
 
-def algorithms(text: str) -> dict[CollectiveType, frozenset[str]]:
+def parse_algorithms(text: str) -> dict[CollectiveType, frozenset[str]]:
     return dict(NcclConfig.model_validate({"NCCL_ALGO": text}).nccl_overrides().algorithms)
 
 
 def test_lists_have_the_grammar_of_nccl() -> None:
     """Of NCCL's own comment: ring and collnetdirect for all functions, then tree for allreduce, ring for broadcast."""
-    found = algorithms("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring")
-    assert found[CollectiveType.ALL_GATHER] == {"ring", "collnet_direct"}
-    assert found[CollectiveType.BROADCAST] == {"ring"}
-    assert found[CollectiveType.ALL_REDUCE] == {"tree", "collnet_direct"}
-    assert algorithms("allreduce:Tree,RING") == {CollectiveType.ALL_REDUCE: {"tree", "ring"}}
-    assert algorithms("^NVLS,NVLSTree")[CollectiveType.ALL_REDUCE] == {
+    allowed = parse_algorithms("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring")
+    assert allowed[CollectiveType.ALL_GATHER] == {"ring", "collnet_direct"}
+    assert allowed[CollectiveType.BROADCAST] == {"ring"}
+    assert allowed[CollectiveType.ALL_REDUCE] == {"tree", "collnet_direct"}
+    assert parse_algorithms("allreduce:Tree,RING") == {CollectiveType.ALL_REDUCE: {"tree", "ring"}}
+    assert parse_algorithms("^NVLS,NVLSTree")[CollectiveType.ALL_REDUCE] == {
         *("tree", "ring", "aggregated_trees", "collnet_direct", "collnet_chain")
     }
     protocols = NcclConfig.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).nccl_overrides().protocols
@@ -63,61 +63,63 @@ def test_lists_have_the_grammar_of_nccl() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(TUNED_COLLECTIVES), st.sets(st.sampled_from(sorted(ELEMENTS)), min_size=1), min_size=1
+        st.sampled_from(TUNED_COLLECTIVES), st.sets(st.sampled_from(sorted(ALGORITHM_NAMES)), min_size=1), min_size=1
     )
 )
 @examples(100)
-def test_what_is_listed_for_a_collective_is_allowed_for_it_alone(lists: dict[CollectiveType, set[str]]) -> None:
-    text = ";".join(f"{WORDS[kind]}:{','.join(sorted(names))}" for kind, names in lists.items())
-    assert algorithms(text) == {kind: set().union(*map(ELEMENTS.get, names)) for kind, names in lists.items()}
+def test_algorithm_lists_apply_per_collective(lists: dict[CollectiveType, set[str]]) -> None:
+    text = ";".join(f"{COLLECTIVE_KEYS[kind]}:{','.join(sorted(names))}" for kind, names in lists.items())
+    assert parse_algorithms(text) == {
+        kind: set().union(*map(ALGORITHM_NAMES.get, names)) for kind, names in lists.items()
+    }
     first = next(iter(lists.values()))
-    assert set(algorithms(",".join(first))) == set(TUNED_COLLECTIVES)
+    assert set(parse_algorithms(",".join(first))) == set(TUNED_COLLECTIVES)
 
 
-def test_switched_off_nvls_is_not_chosen(mapping: dict[str, Any]) -> None:
+def test_disabled_nvls_is_not_selected(mapping: dict[str, Any]) -> None:
     """All-reduce of tensor parallelism is done by NVLink's switches, unless they may not."""
-    scenario = Scenario.from_mapping(mapping, WHOLE_NODES)
+    scenario = Scenario.from_mapping(mapping, FULL_NODE_LAYOUT)
 
-    def taken(*overrides: str) -> set[str]:
+    def selected_algorithms(*overrides: str) -> set[str]:
         result = simulate(scenario.with_overrides(overrides))
-        every = {exchange for program in result.program.programs for exchange in program.comm_ops}
-        large = {comm_op for comm_op in every if comm_op.comm_group == "tp" and comm_op.payload > 1e6}
-        return {result.cost.comm_timing_by_group(item).algorithm.split()[0] for item in large}
+        comm_ops = {comm_op for program in result.program.programs for comm_op in program.comm_ops}
+        large = {item for item in comm_ops if item.comm_group == "tp" and item.payload > 1e6}
+        return {result.cost.comm_timing_by_group(element).algorithm.split()[0] for element in large}
 
-    assert taken() == {"in_network"}
+    assert selected_algorithms() == {"in_network"}
     for switch in ("NCCL_NVLS_ENABLE=0", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_PROTO=^Simple"):
-        assert "in_network" not in taken(f"cost.nccl.{switch}")
-    assert taken("cost.nccl.NCCL_NVLS_ENABLE=2") == {"in_network"}
+        assert "in_network" not in selected_algorithms(f"cost.nccl.{switch}")
+    assert selected_algorithms("cost.nccl.NCCL_NVLS_ENABLE=2") == {"in_network"}
 
 
-def test_fewer_choices_never_make_a_step_faster(mapping: dict[str, Any]) -> None:
+def test_restricting_algorithms_never_speeds_up(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping)
-    free = simulate(scenario).step_time
+    unrestricted = simulate(scenario).step_time
     for switch in ("NCCL_ALGO=Ring", "NCCL_ALGO=Tree", "NCCL_ALGO=NVLS", "NCCL_PROTO=LL", "NCCL_PROTO=Simple"):
-        assert simulate(scenario.with_overrides(f"cost.nccl.{switch}")).step_time >= (1 - 1e-12) * free
-    assert simulate(scenario.with_overrides("cost.nccl.NCCL_PROTO=LL")).step_time > 1.1 * free
+        assert simulate(scenario.with_overrides(f"cost.nccl.{switch}")).step_time >= (1 - 1e-12) * unrestricted
+    assert simulate(scenario.with_overrides("cost.nccl.NCCL_PROTO=LL")).step_time > 1.1 * unrestricted
 
 
-def test_one_list_for_one_collective_is_the_older_key(mapping: dict[str, Any]) -> None:
+def test_single_algorithm_equals_cost_collectives(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping)
-    one = simulate(scenario.with_overrides("cost.nccl.NCCL_ALGO=allreduce:ring"))
-    other = simulate(scenario.with_overrides("cost.collectives.all_reduce=ring"))
-    assert one.step_time == other.step_time
+    by_nccl = simulate(scenario.with_overrides("cost.nccl.NCCL_ALGO=allreduce:ring"))
+    by_collectives = simulate(scenario.with_overrides("cost.collectives.all_reduce=ring"))
+    assert by_nccl.step_time == by_collectives.step_time
 
 
-def test_bytes_on_links_are_those_of_what_is_left(mapping: dict[str, Any]) -> None:
+def test_sent_bytes_follow_the_selected_algorithm(mapping: dict[str, Any]) -> None:
     """A ring of eight sends 7/4 of the payload, NVLink's switches ask for 9/8."""
     from clustersim.report.panels.network import build_network
 
     sent = []
-    for overrides in (WHOLE_NODES, [*WHOLE_NODES, "cost.nccl.NCCL_ALGO=Ring"]):
+    for overrides in (FULL_NODE_LAYOUT, [*FULL_NODE_LAYOUT, "cost.nccl.NCCL_ALGO=Ring"]):
         network = build_network(simulate(Scenario.from_mapping(mapping, overrides)))
         assert network is not None
         sent.append(next(axis.sent_bytes for axis in network.network_use.axis_traffic if axis.axis == "tp"))
     assert sent[1] / sent[0] == pytest.approx(1.75 / 1.125, rel=1e-5), "a few small ones are rings anyway"
 
 
-def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) -> None:
+def test_nccl_variables_round_trip_and_changed_keys(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, ["cost.nccl={NCCL_ALGO: ^NVLS, NCCL_PROTO: Simple}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     assert scenario.with_overrides("cost.nccl.NCCL_PROTO=LL").to_mapping()["cost"]["nccl"] == {
@@ -125,20 +127,19 @@ def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) ->
         "NCCL_PROTO": "LL",
     }
     assert scenario.with_overrides("cost.nccl={}").cost == Scenario.from_mapping(mapping).cost
-    told = {
-        changed_key.key: (changed_key.first, changed_key.second)
-        for changed_key in changed_keys(Scenario.from_mapping(mapping), scenario)
+    changes = {
+        change.key: (change.first, change.second) for change in changed_keys(Scenario.from_mapping(mapping), scenario)
     }
-    assert told == {"cost.nccl.NCCL_ALGO": (None, "^NVLS"), "cost.nccl.NCCL_PROTO": (None, "Simple")}
+    assert changes == {"cost.nccl.NCCL_ALGO": (None, "^NVLS"), "cost.nccl.NCCL_PROTO": (None, "Simple")}
 
 
-def test_channels_say_how_far_they_reach(mapping: dict[str, Any]) -> None:
-    blind = Scenario.from_mapping(mapping, ["cost.nccl.NCCL_MAX_NCHANNELS=4"])
-    assert blind.warnings == (
+def test_channel_limits_warn_about_their_scope(mapping: dict[str, Any]) -> None:
+    dgx_h100 = Scenario.from_mapping(mapping, ["cost.nccl.NCCL_MAX_NCHANNELS=4"])
+    assert dgx_h100.warnings == (
         "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs",
     )
-    known = blind.with_overrides("cluster={name: hgx-b200, gpus: 64}")
-    assert "limit messages inside NVLink domains only" in known.warnings[0]
+    hgx_b200 = dgx_h100.with_overrides("cluster={name: hgx-b200, gpus: 64}")
+    assert "limit messages inside NVLink domains only" in hgx_b200.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -162,10 +163,10 @@ def test_channels_say_how_far_they_reach(mapping: dict[str, Any]) -> None:
         ("NCCL_DEBUG=INFO", "cost.nccl: NCCL_DEBUG is NCCL's, but not modelled: no time depends on it"),
     ],
 )
-def test_a_variable_that_nothing_depends_on_is_refused(refusal: Refuse, switch: str, sentence: str) -> None:
-    told = refusal(f"cost.nccl.{switch}")
-    assert told.startswith(f"plan.yaml: {sentence}")
-    assert "\n" not in told
+def test_invalid_nccl_variables_are_rejected(refusal: Refuse, switch: str, sentence: str) -> None:
+    message = refusal(f"cost.nccl.{switch}")
+    assert message.startswith(f"plan.yaml: {sentence}")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -189,30 +190,28 @@ def test_a_variable_that_nothing_depends_on_is_refused(refusal: Refuse, switch: 
         ),
     ],
 )
-def test_what_does_not_agree_is_refused(refusal: Refuse, overrides: list[str], sentence: str) -> None:
+def test_conflicting_nccl_settings_are_rejected(refusal: Refuse, overrides: list[str], sentence: str) -> None:
     assert sentence in refusal(*overrides)
 
 
 @pytest.mark.parametrize(
     "switches", ["{NCCL_ALGO: allreduce:PAT}", "{NCCL_ALGO: CollnetChain}", "{NCCL_ALGO: NVLS, NCCL_NVLS_ENABLE: 0}"]
 )
-def test_a_step_that_has_nothing_left_is_refused_before_it_is_simulated(mapping: dict[str, Any], switches: str) -> None:
+def test_no_algorithm_left_is_rejected_before_simulation(mapping: dict[str, Any], switches: str) -> None:
     """As NCCL does: no algorithm/protocol available."""
     scenario = Scenario.from_mapping(mapping, [f"cost.nccl={switches}"])
-    for ask in (check, simulate):
+    for entry_point in (check, simulate):
         with pytest.raises(InputError, match=r"cost: with NCCL_ALGO.* nothing is left of nccl for all_reduce"):
-            ask(scenario)
+            entry_point(scenario)
 
 
 @pytest.mark.parametrize("switch", ["cost.nccl.NCCL_ALGO=^Ring", "cost.collectives={all_gather: aggregated_trees}"])
-def test_what_no_group_of_a_layout_can_do_is_refused_before_it_is_simulated(
-    mapping: dict[str, Any], switch: str
-) -> None:
+def test_unusable_algorithm_is_rejected_before_simulation(mapping: dict[str, Any], switch: str) -> None:
     """PAT is left for gathers, for groups with one member in each node; the 8 of a node are none."""
     scenario = Scenario.from_mapping(mapping, [switch, "layout={tp: 8, sequence_parallel: true, dp: 8}"])
-    for ask in (check, simulate):
+    for entry_point in (check, simulate):
         with pytest.raises(InputError, match=r"cannot do \w+ by aggregated_trees in groups of 8 in one NVLink"):
-            ask(scenario)
+            entry_point(scenario)
 
 
 def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
@@ -222,7 +221,7 @@ def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
         check(scenario.with_overrides("cost.nccl.NCCL_ALGO=NVLS"))
 
 
-def test_what_is_left_but_groups_cannot_do_is_named(mapping: dict[str, Any]) -> None:
+def test_unusable_remaining_algorithm_is_named(mapping: dict[str, Any]) -> None:
     """CollNet is between domains: tensor-parallel groups of four inside one have nothing left."""
     nccl = "cost.nccl={NCCL_COLLNET_ENABLE: 1, NCCL_ALGO: 'allreduce:collnetdirect'}"
     with pytest.raises(InputError, match="all_reduce by collnet_direct in groups of 4 in one NVLink domain"):

@@ -10,10 +10,10 @@ from clustersim.common.errors import InputError
 from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.scenario.changes.diff import changed_keys
 
-MEMORY = "{capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 40 GB/s, latency: 1 us, update: 0.5}"
+HOST_MEMORY = "{capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 40 GB/s, latency: 1 us, update: 0.5}"
 
 
-def mapping(offload: object, cluster: object = "dgx-h100", **layout: Any) -> dict[str, Any]:
+def offload_mapping(offload: object, cluster: object = "dgx-h100", **layout: Any) -> dict[str, Any]:
     """Llama 3 8B on one node."""
     return {
         "name": "small",
@@ -24,8 +24,8 @@ def mapping(offload: object, cluster: object = "dgx-h100", **layout: Any) -> dic
     }
 
 
-def read(offload: object, **layout: Any) -> Offload:
-    return Scenario.from_mapping(mapping(offload, **layout)).training.offload
+def load_offload(offload: object, **layout: Any) -> Offload:
+    return Scenario.from_mapping(offload_mapping(offload, **layout)).training.offload
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,19 @@ def read(offload: object, **layout: Any) -> Offload:
         ({"activations": 1, "parameters": True}, Offload(ActivationOffload(layers=1), ShardOffload())),
     ],
 )
-def test_offload_is_written_in_few_words(written: object, meant: Offload) -> None:
-    assert read(written) == meant
+def test_offload_shorthands(written: object, meant: Offload) -> None:
+    assert load_offload(written) == meant
 
 
 @pytest.mark.parametrize(("share", "layers"), [(1.0, 7), (0.5, 4), (0.01, 1)])
-def test_a_share_of_layers_is_whole_layers_rounded_up(share: float, layers: int) -> None:
+def test_layer_fraction_rounds_up(share: float, layers: int) -> None:
     assert ActivationOffload(share=share).offloaded_layers(7) == layers
 
 
-def test_it_survives_json_and_changes() -> None:
-    scenario = Scenario.from_mapping(mapping({"activations": {"layers": 2, "prefetch": 2}, "optimizer": "50 %"}))
+def test_offload_round_trip_and_changes() -> None:
+    scenario = Scenario.from_mapping(
+        offload_mapping({"activations": {"layers": 2, "prefetch": 2}, "optimizer": "50 %"})
+    )
     written = json.loads(json.dumps(simulate(scenario).to_json()))["scenario"]
     assert Scenario.from_mapping(written) == scenario
     assert scenario.with_overrides("training.offload.activations.layers=all").training.offload == Offload(
@@ -99,22 +101,24 @@ def test_it_survives_json_and_changes() -> None:
         ({"optimizer": True}, {"data": "data_parallel"}, "torch.nn.DataParallel has no offload; use ddp"),
     ],
 )
-def test_what_cannot_be_offloaded_is_refused(offload: object, layout: dict[str, Any], sentence: str) -> None:
+def test_invalid_offload_is_rejected(offload: object, layout: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError) as refused:
-        Scenario.from_mapping(mapping(offload, **layout))
+        Scenario.from_mapping(offload_mapping(offload, **layout))
     assert sentence in str(refused.value)
 
 
-def test_offload_without_host_memory_names_the_key_to_give() -> None:
+def test_offload_without_host_memory_names_the_missing_key() -> None:
     with pytest.raises(InputError, match=r"training.offload: offload without host memory: pcie-node .*host_memory: \{"):
-        Scenario.from_mapping(mapping({"optimizer": True}, "pcie-node"))
-    given = Scenario.from_mapping(mapping({"optimizer": True}, "pcie-node"), [f"cluster.node.host_memory={MEMORY}"])
-    assert given.cluster.host_memory is not None
-    assert given.cluster.host_memory.capacity == 1e12
+        Scenario.from_mapping(offload_mapping({"optimizer": True}, "pcie-node"))
+    scenario = Scenario.from_mapping(
+        offload_mapping({"optimizer": True}, "pcie-node"), [f"cluster.node.host_memory={HOST_MEMORY}"]
+    )
+    assert scenario.cluster.host_memory is not None
+    assert scenario.cluster.host_memory.capacity == 1e12
 
 
-def test_a_host_that_is_half_described_is_refused() -> None:
+def test_incomplete_host_memory_is_rejected() -> None:
     with pytest.raises(InputError, match=r"node.host_memory.update: 2.0 is not a share of a peak"):
-        Scenario.from_mapping(mapping({}, "dgx-h100"), ["cluster.node.host_memory.update=2"])
+        Scenario.from_mapping(offload_mapping({}, "dgx-h100"), ["cluster.node.host_memory.update=2"])
     with pytest.raises(InputError, match=r"node.host_memory.bandwidth: is missing"):
-        Scenario.from_mapping(mapping({}, "pcie-node"), ["cluster.node.host_memory={capacity: 1 TB}"])
+        Scenario.from_mapping(offload_mapping({}, "pcie-node"), ["cluster.node.host_memory={capacity: 1 TB}"])

@@ -15,7 +15,7 @@ from clustersim.scenario.config.overheads import OverheadsConfig
 
 Refusal = Callable[..., str]
 
-MAPPING: dict[str, Any] = {
+BASE_MAPPING: dict[str, Any] = {
     "model": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "ffn": 1024, "vocab": 1024},
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 2, "sequence_parallel": True},
@@ -24,21 +24,21 @@ MAPPING: dict[str, Any] = {
 }
 
 
-def _scenario(*overrides: str) -> Scenario:
-    return Scenario.from_mapping(MAPPING, overrides)
+def load_scenario(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(BASE_MAPPING, overrides)
 
 
-def test_a_section_has_every_overhead() -> None:
+def test_config_has_all_overhead_fields() -> None:
     assert set(OverheadsConfig.model_fields) == {dataclass_field.name for dataclass_field in fields(Overheads)}
 
 
 @pytest.mark.parametrize("name", data_files.list_names("frameworks"))
-def test_a_scenario_does_what_its_framework_does(name: str) -> None:
-    assert _scenario(f"framework={name}").training.overheads == load_framework(name).overheads
+def test_default_overheads_are_the_frameworks(name: str) -> None:
+    assert load_scenario(f"framework={name}").training.overheads == load_framework(name).overheads
 
 
-def test_what_a_scenario_names_is_changed_and_the_rest_is_the_framework_s() -> None:
-    changed = _scenario("training.overheads.zeroing=false", "training.overheads.loss=step").training.overheads
+def test_partial_overrides_keep_framework_defaults() -> None:
+    changed = load_scenario("training.overheads.zeroing=false", "training.overheads.loss=step").training.overheads
     usual = load_framework("megatron-2021").overheads
     assert usual.zeroing
     assert not changed.zeroing
@@ -46,26 +46,26 @@ def test_what_a_scenario_names_is_changed_and_the_rest_is_the_framework_s() -> N
     assert changed.averaging is usual.averaging
 
 
-def test_none_is_nothing_and_a_key_of_it_can_be_named_after() -> None:
-    none = _scenario("training.overheads=none")
+def test_overheads_none_round_trip() -> None:
+    none = load_scenario("training.overheads=none")
     assert none.training.overheads == NO_OVERHEADS
     assert Scenario.from_mapping(none.to_mapping()) == none
 
 
 def test_fsdp2_copies_gradients_into_what_it_reduces() -> None:
     fsdp = ("framework=pytorch", "layout.tp=1", "layout.pp=1", "layout.sequence_parallel=false")
-    copies = _scenario(*fsdp, "layout.data={fsdp: {copies: true}}").training
+    copies = load_scenario(*fsdp, "layout.data={fsdp: {copies: true}}").training
     assert copies.accumulation is Accumulation.COPIED
-    assert _scenario(*fsdp, "layout.data={fsdp: {copies: false}}").training.accumulation is Accumulation.FUSED
-    assert _scenario(*fsdp, "layout.data=ddp", "training.fused=false").training.accumulation is Accumulation.ADDED
+    assert load_scenario(*fsdp, "layout.data={fsdp: {copies: false}}").training.accumulation is Accumulation.FUSED
+    assert load_scenario(*fsdp, "layout.data=ddp", "training.fused=false").training.accumulation is Accumulation.ADDED
 
 
-def test_a_wrong_value_is_refused_with_the_nearest(refusal: Refusal) -> None:
+def test_wrong_overheads_suggest_the_nearest(refusal: Refusal) -> None:
     assert "did you mean added" in refusal("training.overheads.accumulation=add")
     assert "zeroing" in refusal("training.overheads.zeroin=true")
 
 
-def test_a_framework_file_is_refused_where_it_says_what_cannot_be(tmp_path: Any) -> None:
+def test_invalid_framework_overheads_are_rejected(tmp_path: Any) -> None:
     text = data_files.find_file("frameworks", "megatron-2021").read_text()
     path = tmp_path / "mine.yaml"
     for old, new in (("accumulation: added", "accumulation: adding"), ("zeroing: true", "zeroing: 1")):
@@ -80,14 +80,17 @@ SWITCHES = {
 }  # fmt: skip
 
 
-def test_every_switch_shortens_the_step_and_all_of_them_the_most() -> None:
+def test_disabling_an_overhead_shortens_the_step() -> None:
     """On one GPU nothing but the sum of work counts; the loss is averaged between replicas only."""
-    one = ("cluster.gpus=2", "layout.tp=1", "layout.pp=1", "layout.sequence_parallel=false", "layout.data=ddp")
-    half = ("training.precision={compute: fp16, gradients: fp16}", "training.attention=standard")
-    usual = _scenario(*one, *half)
+    two_gpus = ("cluster.gpus=2", "layout.tp=1", "layout.pp=1", "layout.sequence_parallel=false", "layout.data=ddp")
+    fp16 = ("training.precision={compute: fp16, gradients: fp16}", "training.attention=standard")
+    usual = load_scenario(*two_gpus, *fp16)
     times = {
-        key: simulate(usual.with_overrides(f"training.overheads.{key}={off}")).step_time
-        for key, off in SWITCHES.items()
+        key: simulate(usual.with_overrides(f"training.overheads.{key}={value}")).step_time
+        for key, value in SWITCHES.items()
     }
-    step, least = simulate(usual).step_time, simulate(usual.with_overrides("training.overheads=none")).step_time
-    assert all(least < time < step for time in times.values()), times
+    step, without_overheads = (
+        simulate(usual).step_time,
+        simulate(usual.with_overrides("training.overheads=none")).step_time,
+    )
+    assert all(without_overheads < time < step for time in times.values()), times

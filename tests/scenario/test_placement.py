@@ -41,9 +41,7 @@ def mapping() -> dict[str, Any]:
         ("{order: 8-23}", range(8, 24)),
     ],
 )
-def test_what_a_file_says_is_where_ranks_are(
-    mapping: dict[str, Any], placement: str, places: range | list[int]
-) -> None:
+def test_placement_determines_gpu_of_ranks(mapping: dict[str, Any], placement: str, places: range | list[int]) -> None:
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert scenario.cluster.machine_gpu_ids.tolist() == list(places)
     assert scenario.cluster.gpu_count == scenario.layout.world_size == 16
@@ -57,28 +55,28 @@ def test_none_is_no_placement(mapping: dict[str, Any]) -> None:
     assert scattered.with_overrides("cluster.placement=none").cluster == plain.cluster
 
 
-def test_the_machine_has_what_the_job_leaves(mapping: dict[str, Any]) -> None:
-    def machine(placement: str) -> int:
+def test_cluster_size_from_placement(mapping: dict[str, Any]) -> None:
+    def cluster_gpus(placement: str) -> int:
         return Scenario.from_mapping(mapping, [f"cluster.placement={placement}"]).cluster.machine.gpu_count
 
-    assert machine("{per_node: 4}") == 32
-    assert machine("{spare: 3}") == 16 + 24
-    assert machine("{nodes: [5, 2]}") == 48
-    assert machine("{scatter: nodes, spare: 2, per_node: 2}") == 8 * 8 + 16
+    assert cluster_gpus("{per_node: 4}") == 32
+    assert cluster_gpus("{spare: 3}") == 16 + 24
+    assert cluster_gpus("{nodes: [5, 2]}") == 48
+    assert cluster_gpus("{scatter: nodes, spare: 2, per_node: 2}") == 8 * 8 + 16
 
 
-def test_without_a_number_the_job_is_as_large_as_what_it_is_given(mapping: dict[str, Any]) -> None:
+def test_omitted_gpu_count_from_placement(mapping: dict[str, Any]) -> None:
     """Nodes that are named, a list, or all of the cluster's own size (DGX H100: 1,024 GPUs)."""
     del mapping["cluster"]["gpus"], mapping["layout"]["dp"]
     named = Scenario.from_mapping(mapping, ["cluster.placement.nodes=[0, 3]"])
     assert (named.cluster.gpu_count, named.layout.dp) == (16, 8)
     assert Scenario.from_mapping(mapping, ["cluster.placement.order=[0, 1, 8, 9]"]).cluster.gpu_count == 4
-    own = Scenario.from_mapping({**mapping, "training": {"sequence": 8192, "global_batch": 512}})
-    part = own.with_overrides("cluster.placement.per_node=4", "training.global_batch=256")
-    assert part.cluster.gpu_count * 2 == own.cluster.gpu_count
+    default_size = Scenario.from_mapping({**mapping, "training": {"sequence": 8192, "global_batch": 512}})
+    half_nodes = default_size.with_overrides("cluster.placement.per_node=4", "training.global_batch=256")
+    assert half_nodes.cluster.gpu_count * 2 == default_size.cluster.gpu_count
 
 
-def test_an_order_may_be_a_file_and_is_written_out(mapping: dict[str, Any], tmp_path: Path) -> None:
+def test_order_file_is_inlined(mapping: dict[str, Any], tmp_path: Path) -> None:
     """What a result says of its scenario does not need the file; what is read once is not read again."""
     (tmp_path / "hosts.txt").write_text("# rack 2\n8-15\n\n3\n2\n1\n0\n4-7\n")
     mapping["cluster"]["placement"] = {"order": "hosts.txt"}
@@ -95,12 +93,12 @@ def test_an_order_may_be_a_file_and_is_written_out(mapping: dict[str, Any], tmp_
 
 
 @pytest.mark.parametrize("placement", ["{per_node: 4}", "{scatter: gpus, seed: 5}", "{nodes: [3, 1]}", "{order: 8-23}"])
-def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str, Any], placement: str) -> None:
+def test_placement_round_trip_and_changed_keys(mapping: dict[str, Any], placement: str) -> None:
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     assert scenario.with_overrides("training.global_batch=32").cluster == scenario.cluster
-    told = {changed_key.key for changed_key in changed_keys(Scenario.from_mapping(mapping), scenario)}
-    assert told == {f"cluster.placement.{key}" for key in yaml.safe_load(placement)}
+    keys = {change.key for change in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    assert keys == {f"cluster.placement.{key}" for key in yaml.safe_load(placement)}
     bare = scenario.with_overrides("cluster.placement=null")
     assert bare.cluster == Scenario.from_mapping(mapping).cluster
 
@@ -135,13 +133,13 @@ def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str,
         ("4", "cluster.placement: 4 is not a mapping of keys to values; write {per_node: 6}"),
     ],
 )
-def test_a_placement_that_cannot_be_is_refused_in_one_sentence(refusal: Refuse, placement: str, sentence: str) -> None:
-    told = refusal(f"cluster.placement={placement}")
-    assert told.startswith(f"plan.yaml: {sentence}")
-    assert "\n" not in told
+def test_invalid_placement_has_a_one_line_error(refusal: Refuse, placement: str, sentence: str) -> None:
+    message = refusal(f"cluster.placement={placement}")
+    assert message.startswith(f"plan.yaml: {sentence}")
+    assert "\n" not in message
 
 
-def test_a_line_that_names_no_gpu_is_refused_with_its_number(mapping: dict[str, Any], tmp_path: Path) -> None:
+def test_order_file_errors_name_the_line(mapping: dict[str, Any], tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.txt"
     for text, sentence in (
         ("0-14\nnode1\n", "hosts.txt, line 2: 'node1' is neither a number from 0 up nor a range such as 8-15"),
@@ -153,7 +151,7 @@ def test_a_line_that_names_no_gpu_is_refused_with_its_number(mapping: dict[str, 
         assert sentence in str(caught.value)
 
 
-def test_other_accelerators_and_slow_gpus_are_named_by_the_machines_numbers(mapping: dict[str, Any]) -> None:
+def test_degradations_use_cluster_gpu_ids(mapping: dict[str, Any]) -> None:
     """Node 3 is the first that the job has; what is wrong with GPUs that it does not have is said to change nothing."""
     scenario = Scenario.from_mapping(
         mapping,
@@ -165,7 +163,7 @@ def test_other_accelerators_and_slow_gpus_are_named_by_the_machines_numbers(mapp
         ],
     )
     accelerators, kind = scenario.cluster.accelerator_kinds()
-    assert [accelerators[number].name for number in kind[[0, 8]]] == ["h200-sxm-141gb", "h100-sxm-80gb"]
+    assert [accelerators[type_index].name for type_index in kind[[0, 8]]] == ["h200-sxm-141gb", "h100-sxm-80gb"]
     assert len(accelerators) == 2, "node 0 is another job's"
     assert np.flatnonzero(scenario.degradations.gpu_speeds(scenario.cluster.machine_gpu_ids) < 1.0).tolist() == [9]
     assert [warning for warning in scenario.warnings if "slow" in warning] == [
@@ -175,7 +173,7 @@ def test_other_accelerators_and_slow_gpus_are_named_by_the_machines_numbers(mapp
     assert (halved == 25e9).all(), "GPU 25 of the machine is rank 1"
 
 
-def test_a_dead_nic_of_a_node_that_the_job_does_not_have_cuts_nobody_off(mapping: dict[str, Any]) -> None:
+def test_dead_nic_outside_the_job_disconnects_nothing(mapping: dict[str, Any]) -> None:
     """With its only NIC gone a node is by itself."""
     mapping["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": {"nodes": [1, 2]}}
     mapping["disturbances"] = {"nics": {"node": 0, "dead": True}}
@@ -185,29 +183,33 @@ def test_a_dead_nic_of_a_node_that_the_job_does_not_have_cuts_nobody_off(mapping
         scenario.with_overrides("cluster.placement.nodes=[0, 1]")
 
 
-def test_gpus_that_share_a_host_are_those_that_the_job_has_of_it(mapping: dict[str, Any]) -> None:
+def test_host_is_shared_by_the_jobs_gpus_only(mapping: dict[str, Any]) -> None:
     """Two ranks of a node have four times the host's memory bandwidth of eight."""
     mapping["training"] |= {"offload": {"optimizer": True}}
     mapping["layout"] = {"dp": 16, "data": "zero1"}
-    full, part = (simulate(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])) for gpus in (8, 2))
-    work = [result.breakdown.mean_seconds() for result in (full, part)]
-    assert work[1]["exposed host"] < 0.5 * work[0]["exposed host"]
-    held = [check(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])).host for gpus in (8, 2)]
-    assert held[0] is not None
-    assert held[1] is not None
-    assert held[0].total_bytes == pytest.approx(4 * held[1].total_bytes)
+    full, two_per_node = (
+        simulate(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])) for gpus in (8, 2)
+    )
+    breakdowns = [result.breakdown.mean_seconds() for result in (full, two_per_node)]
+    assert breakdowns[1]["exposed host"] < 0.5 * breakdowns[0]["exposed host"]
+    host_checks = [
+        check(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])).host for gpus in (8, 2)
+    ]
+    assert host_checks[0] is not None
+    assert host_checks[1] is not None
+    assert host_checks[0].total_bytes == pytest.approx(4 * host_checks[1].total_bytes)
 
 
-RACKS = [
+HALF_RACK_SCENARIO = [
     "cluster={name: gb200-nvl72, gpus: 72, node: {nvlink: {gpus: 36}}}",
     "layout={tp: 8, dp: 9}",
     "training.global_batch=18",
 ]
 
 
-def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapping: dict[str, Any]) -> None:
+def test_tp_groups_across_domains_suggest_even_placement(mapping: dict[str, Any]) -> None:
     """Of ranks 0 to 71 in racks of 36, the group of 32 to 39 has four in each; 24 in each of three racks are even."""
-    scenario = Scenario.from_mapping(mapping, RACKS)
+    scenario = Scenario.from_mapping(mapping, HALF_RACK_SCENARIO)
     assert scenario.warnings[0] == (
         "1 of 9 tensor-parallel groups (tp 8) reach beyond one NVLink domain and use the network for every layer; "
         "cluster.placement {per_domain: 24} alone is even"
@@ -216,24 +218,24 @@ def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapp
     assert not [warning for warning in even.warnings if "NVLink domain" in warning]
 
 
-def test_groups_that_fill_domains_unevenly_say_so(mapping: dict[str, Any]) -> None:
+def test_unevenly_distributed_groups_warn(mapping: dict[str, Any]) -> None:
     """80 GPUs that fill a rack are 72 and 8; 40 and 40 are even, as is a job that nothing is said of."""
     racks = "cluster={name: gb200-nvl72, gpus: 80, placement: {per_domain: 72}}"
-    told = Scenario.from_mapping(mapping, [racks, "layout={tp: 2, dp: 40}", "training.global_batch=80"])
-    assert told.warnings == (
+    scenario = Scenario.from_mapping(mapping, [racks, "layout={tp: 2, dp: 40}", "training.global_batch=80"])
+    assert scenario.warnings == (
         "2 of 2 data-parallel groups (dp 40) fill NVLink domains unevenly, with 4 to 36 members in each: between "
         "domains each has only as many routes as the smallest has members; "
         "cluster.placement {per_domain: 40} alone is even",
     )
     for even in ("{per_domain: 40}", "{scatter: nodes}", "{spare: 3}", "null"):
-        assert not told.with_overrides(f"cluster.placement={even}").warnings
+        assert not scenario.with_overrides(f"cluster.placement={even}").warnings
 
 
-def test_context_groups_are_warned_of_only_where_some_stay_inside(mapping: dict[str, Any]) -> None:
+def test_cp_groups_warn_only_if_some_stay_in_one_domain(mapping: dict[str, Any]) -> None:
     """Tp 4 x cp 3 in nodes of eight: ranks 0 to 11 and so on; cp 2 x tp 8 is over two nodes by design."""
     crossing = Scenario.from_mapping(
         mapping, ["cluster.gpus=48", "layout={tp: 4, cp: 3, dp: 4}", "training={sequence: 12288, global_batch: 8}"]
     )
     assert any("context-parallel groups" in warning for warning in crossing.warnings)
-    meant = Scenario.from_mapping(mapping, ["layout={tp: 8, cp: 2}"])
-    assert not meant.warnings
+    two_node_groups = Scenario.from_mapping(mapping, ["layout={tp: 8, cp: 2}"])
+    assert not two_node_groups.warnings

@@ -13,51 +13,55 @@ from clustersim.scenario.changes.precision import default_recipe_name, with_reci
 from clustersim.simulation import simulate
 
 
-def mapping(cluster: str = "dgx-h100", **more: Any) -> dict[str, Any]:
-    training = {"sequence": 512, "global_batch": 16, **more.pop("training", {})}
+def scenario_mapping(cluster: str = "dgx-h100", **overrides: Any) -> dict[str, Any]:
+    training = {"sequence": 512, "global_batch": 16, **overrides.pop("training", {})}
     return {
         "model": "llama-tiny",
         "cluster": {"name": cluster, "gpus": 8},
         "layout": {"dp": 8},
         "training": training,
-        **more,
+        **overrides,
     }
 
 
-def recipe_of(precision: object, cluster: str = "dgx-h100", **more: Any) -> PrecisionRecipe:
-    return Scenario.from_mapping(mapping(cluster, training={"precision": precision}, **more)).training.recipe
+def load_precision_recipe(precision: object, cluster: str = "dgx-h100", **overrides: Any) -> PrecisionRecipe:
+    return Scenario.from_mapping(
+        scenario_mapping(cluster, training={"precision": precision}, **overrides)
+    ).training.recipe
 
 
-def refusal(precision: object, cluster: str = "dgx-h100", **more: Any) -> str:
+def error_message(precision: object, cluster: str = "dgx-h100", **overrides: Any) -> str:
     with pytest.raises(InputError) as caught:
-        recipe_of(precision, cluster, **more)
+        load_precision_recipe(precision, cluster, **overrides)
     return str(caught.value)
 
 
-def test_a_recipe_is_read_by_its_name() -> None:
-    recipe = recipe_of("fp8-current")
+def test_recipe_by_name() -> None:
+    recipe = load_precision_recipe("fp8-current")
     assert recipe == load_recipe("fp8-current")
     assert recipe.compute is DType.FP8
     assert recipe.name == "fp8-current"
 
 
-def test_what_a_file_says_beside_the_recipe() -> None:
-    recipe = recipe_of({"compute": "fp8", "gradients": "bf16", "first_layers": 1, "last_layers": 2, "stored": "fp8"})
+def test_recipe_options() -> None:
+    recipe = load_precision_recipe(
+        {"compute": "fp8", "gradients": "bf16", "first_layers": 1, "last_layers": 2, "stored": "fp8"}
+    )
     assert recipe.weight_formats.gradients is DType.BF16
     assert (recipe.first_layers, recipe.last_layers) == (1, 2)
     assert recipe.matrix_formats.stored is DType.FP8
     assert recipe.matrix_formats.gathered is DType.FP8  # as they are stored, unless the file says otherwise
-    apart = recipe_of({"compute": "fp8", "stored": "fp8", "gathered": "bf16"})
-    assert apart.matrix_formats.gathered is DType.BF16
+    separate_gather = load_precision_recipe({"compute": "fp8", "stored": "fp8", "gathered": "bf16"})
+    assert separate_gather.matrix_formats.gathered is DType.BF16
 
 
-def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
+def test_casts_depend_on_accelerator_and_sharding() -> None:
     """Hopper reads operands by rows alone, Blackwell either way; weights that come and go are cast in each pass."""
-    hopper, blackwell = recipe_of("fp8").casts, recipe_of("fp8", "hgx-b200").casts
+    hopper, blackwell = load_precision_recipe("fp8").casts, load_precision_recipe("fp8", "hgx-b200").casts
     assert hopper is not None
     assert blackwell is not None
     assert (hopper.input.copies, blackwell.input.copies) == (2, 1)
-    sharded = recipe_of("fp8", layout={"dp": 8, "data": "fsdp"}).casts
+    sharded = load_precision_recipe("fp8", layout={"dp": 8, "data": "fsdp"}).casts
     assert sharded is not None
     assert (hopper.weight_timing, sharded.weight_timing) == (WeightCastTiming.STEP, WeightCastTiming.PASS)
 
@@ -94,52 +98,57 @@ def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
         ({"compute": "fp8", "last_layers": -1}, "dgx-h100", "training.precision.last_layers"),
     ],
 )
-def test_mistakes_are_named(precision: object, cluster: str, expected: str) -> None:
-    assert expected in refusal(precision, cluster)
+def test_invalid_precision_is_rejected(precision: object, cluster: str, expected: str) -> None:
+    assert expected in error_message(precision, cluster)
 
 
-def test_blocks_must_divide_matrices_and_tokens() -> None:
+def test_scaling_blocks_must_divide_dimensions() -> None:
     odd = {"preset": "llama-tiny", "ffn": 1000}
-    assert "fp8 has blocks of 16, but ffn of llama-tiny is 1000; 992 or 1008 fits" in refusal("fp8", model=odd)
+    assert "fp8 has blocks of 16, but ffn of llama-tiny is 1000; 992 or 1008 fits" in error_message("fp8", model=odd)
     few = {"training": {"precision": "fp8", "sequence": 520, "global_batch": 16}}
     with pytest.raises(InputError, match="a microbatch has 520 tokens on a rank; 512 or 528 fits"):
-        Scenario.from_mapping(mapping(**few))
+        Scenario.from_mapping(scenario_mapping(**few))
 
 
-def test_adapters_beside_narrow_products_are_refused() -> None:
+def test_lora_with_low_precision_matmuls_is_rejected() -> None:
     adapters = {"training": {"precision": "fp8", "lora": {"rank": 16}}}
     with pytest.raises(InputError, match="adapters beside products in fp8 are not modelled"):
-        Scenario.from_mapping(mapping(**adapters))
+        Scenario.from_mapping(scenario_mapping(**adapters))
 
 
-def test_a_change_to_another_recipe_is_what_a_user_would_write() -> None:
-    wide = Scenario.from_mapping(mapping(training={"precision": {"gradients": "bf16"}}))
-    narrow = Scenario.from_mapping(mapping(training={"precision": {"compute": "fp8-rowwise", "gradients": "bf16"}}))
-    name = default_recipe_name(wide, DType.FP8)
+def test_with_recipe_equals_writing_the_recipe() -> None:
+    high_precision = Scenario.from_mapping(scenario_mapping(training={"precision": {"gradients": "bf16"}}))
+    low_precision = Scenario.from_mapping(
+        scenario_mapping(training={"precision": {"compute": "fp8-rowwise", "gradients": "bf16"}})
+    )
+    name = default_recipe_name(high_precision, DType.FP8)
     assert name == "fp8-rowwise"  # of PyTorch
-    changed = with_recipe(wide, name)
-    assert simulate(changed).step_time == simulate(narrow).step_time
-    assert with_recipe(changed, "bf16") == wide
+    changed = with_recipe(high_precision, name)
+    assert simulate(changed).step_time == simulate(low_precision).step_time
+    assert with_recipe(changed, "bf16") == high_precision
 
 
-def test_shares_of_formats_and_casts_of_an_answer() -> None:
+def test_dtype_flops_and_cast_time_of_a_result() -> None:
     """Of a layer's matrices all FLOP are narrow; attention's and the logits' are not. Casts are a part of the step."""
-    wide, narrow = (simulate(Scenario.from_mapping(mapping(training={"precision": item}))) for item in ("bf16", "fp8"))
-    assert wide.format_usage is None
-    assert wide.to_json()["formats"] is None
-    found = narrow.format_usage
-    assert found is not None
-    assert sum(found.flop_shares.values()) == pytest.approx(1.0)
+    high_precision, low_precision = (
+        simulate(Scenario.from_mapping(scenario_mapping(training={"precision": precision})))
+        for precision in ("bf16", "fp8")
+    )
+    assert high_precision.format_usage is None
+    assert high_precision.to_json()["formats"] is None
+    dtype_usage = low_precision.format_usage
+    assert dtype_usage is not None
+    assert sum(dtype_usage.flop_shares.values()) == pytest.approx(1.0)
     hidden, ffn, layers, vocab, tokens = 512, 1408, 8, 32000, 512 * 16
     kv = (
         hidden
-        * narrow.scenario.model.distinct_attentions[0].kv_heads
-        // narrow.scenario.model.distinct_attentions[0].heads
+        * low_precision.scenario.model.distinct_attentions[0].kv_heads
+        // low_precision.scenario.model.distinct_attentions[0].heads
     )
     matrices = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn)
-    assert found.flops[DType.FP8] == pytest.approx(6 * tokens * matrices)
-    assert found.flops[DType.BF16] > 6 * tokens * vocab * hidden
-    assert 0.0 < found.quantization_seconds < narrow.step_time
-    assert narrow.mfu() * narrow.peak_flops == pytest.approx(narrow.achieved_flops_per_gpu)
-    told = narrow.to_json()["formats"]
-    assert told["mfu_of_bf16_peak"] == pytest.approx(narrow.achieved_flops_per_gpu / 989e12)
+    assert dtype_usage.flops[DType.FP8] == pytest.approx(6 * tokens * matrices)
+    assert dtype_usage.flops[DType.BF16] > 6 * tokens * vocab * hidden
+    assert 0.0 < dtype_usage.quantization_seconds < low_precision.step_time
+    assert low_precision.mfu() * low_precision.peak_flops == pytest.approx(low_precision.achieved_flops_per_gpu)
+    dtype_json = low_precision.to_json()["formats"]
+    assert dtype_json["mfu_of_bf16_peak"] == pytest.approx(low_precision.achieved_flops_per_gpu / 989e12)

@@ -36,21 +36,25 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
-from tests.uniform_models import sizes
+from tests.uniform_models import model_dimensions
 
 Refusal = Callable[..., str]
 
 
-def test_a_preset_gives_the_models_dimensions_and_keys_beside_it_change_them(mapping: dict[str, Any]) -> None:
+def test_preset_dimensions_can_be_overridden(mapping: dict[str, Any]) -> None:
     mapping["model"] = {"preset": "llama3-8b", "layers": 8}
     model = Scenario.from_mapping(mapping).model
-    assert (model.layer_count, model.hidden, sizes(model).mlp) == (8, 4096, MlpType.SWIGLU)
+    assert (model.layer_count, model.hidden, model_dimensions(model).mlp) == (8, 4096, MlpType.SWIGLU)
 
 
-def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) -> None:
+def test_inline_model_uses_family_defaults(mapping: dict[str, Any]) -> None:
     mapping["model"] = {"family": "gpt", "layers": 4, "hidden": 1024, "ffn": 4096, "heads": 16, "vocab": 51200}
     model = Scenario.from_mapping(mapping).model
-    assert (sizes(model).kv_heads, sizes(model).head_dim, sizes(model).mlp) == (16, 64, MlpType.GELU)
+    assert (model_dimensions(model).kv_heads, model_dimensions(model).head_dim, model_dimensions(model).mlp) == (
+        16,
+        64,
+        MlpType.GELU,
+    )
     assert (model.positions, model.tied_embeddings, model.max_positions) == (PositionEncoding.LEARNED, True, 8192)
 
 
@@ -95,14 +99,12 @@ def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) ->
         ({"ddp": None}, DdpStrategy()),
     ],
 )
-def test_data_parallelism_is_a_word_or_a_word_with_options(
-    mapping: dict[str, Any], written: object, strategy: object
-) -> None:
+def test_data_parallel_strategy_name_or_options(mapping: dict[str, Any], written: object, strategy: object) -> None:
     mapping["layout"]["data"] = written
     assert Scenario.from_mapping(mapping).layout.data == strategy
 
 
-def test_naive_data_parallel_is_one_process_on_one_node(mapping: dict[str, Any], refusal: Refusal) -> None:
+def test_torch_data_parallel_is_limited_to_one_node(mapping: dict[str, Any], refusal: Refusal) -> None:
     mapping |= {"cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"data": "data_parallel"}}
     assert Scenario.from_mapping(mapping).layout.data == NaiveDataParallel()
     assert "one node of 8 GPUs" in refusal("cluster.gpus=16")
@@ -119,9 +121,7 @@ def test_naive_data_parallel_is_one_process_on_one_node(mapping: dict[str, Any],
         ({"interleaved": {"chunks": 4}}, Interleaved(4)),
     ],
 )
-def test_a_schedule_is_a_word_or_a_word_with_options(
-    mapping: dict[str, Any], written: object, schedule: object
-) -> None:
+def test_schedule_name_or_options(mapping: dict[str, Any], written: object, schedule: object) -> None:
     mapping["schedule"] = written
     assert Scenario.from_mapping(mapping).schedule == schedule
 
@@ -146,7 +146,7 @@ def test_a_schedule_is_a_word_or_a_word_with_options(
         ),
     ],
 )
-def test_the_compute_format_gives_the_formats_that_are_not_named(
+def test_compute_dtype_sets_default_dtypes(
     mapping: dict[str, Any], written: object, precision: PrecisionRecipe
 ) -> None:
     mapping["training"]["precision"] = written
@@ -169,19 +169,17 @@ def test_the_compute_format_gives_the_formats_that_are_not_named(
         ),
     ],
 )
-def test_recompute_is_none_selective_full_or_some_layers(
-    mapping: dict[str, Any], written: object, recompute: object
-) -> None:
+def test_recompute_modes(mapping: dict[str, Any], written: object, recompute: object) -> None:
     mapping["training"]["recompute"] = written
     assert Scenario.from_mapping(mapping).training.recompute == recompute
 
 
-def test_a_framework_is_a_shipped_one_or_a_file_beside_the_scenario(mapping: dict[str, Any], tmp_path: Path) -> None:
+def test_framework_is_packaged_or_a_relative_file(mapping: dict[str, Any], tmp_path: Path) -> None:
     assert Scenario.from_mapping(mapping).framework == load_framework("pytorch")
     assert Scenario.from_mapping(mapping | {"framework": "megatron-2021"}).framework == load_framework("megatron-2021")
-    mine = data_files.read_mapping(data_files.find_file("frameworks", "pytorch"))
-    mine["host"]["launch"] = "5 us"
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
+    content = data_files.read_mapping(data_files.find_file("frameworks", "pytorch"))
+    content["host"]["launch"] = "5 us"
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump(mapping | {"framework": "./mine.yaml"}))
     framework = Scenario.load(plan).framework
@@ -190,31 +188,31 @@ def test_a_framework_is_a_shipped_one_or_a_file_beside_the_scenario(mapping: dic
 
 
 @pytest.mark.parametrize("attention", list(AttentionBackend))
-def test_attention_is_a_generation_of_flash_or_standard(mapping: dict[str, Any], attention: AttentionBackend) -> None:
+def test_attention_implementations(mapping: dict[str, Any], attention: AttentionBackend) -> None:
     mapping["training"]["attention"] = attention.value
     assert Scenario.from_mapping(mapping).training.attention is attention
 
 
-def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> None:
+def test_network_contention_setting(mapping: dict[str, Any]) -> None:
     assert Scenario.from_mapping(mapping).cost.network is Contention.SHARED
     assert Scenario.from_mapping(mapping, overrides=["cost.network=uncontended"]).cost.network is Contention.UNCONTENDED
     with pytest.raises(InputError, match=r"cost\.network: .*shred.*did you mean shared"):
         Scenario.from_mapping(mapping, overrides=["cost.network=shred"])
 
 
-def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:
+def test_yaml_off_disables_symmetry(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, overrides=["cost.symmetry=off", "cost.collectives.all_reduce=ring"])
     assert scenario.cost.symmetry is Symmetry.OFF
     assert scenario.cost.nccl_overrides.forced == {CollectiveType.ALL_REDUCE: "ring"}
 
 
-def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) -> None:
+def test_omitted_dp_is_derived(mapping: dict[str, Any]) -> None:
     del mapping["layout"]["dp"]
     assert Scenario.from_mapping(mapping).layout.dp == 8
     assert Scenario.from_mapping(mapping, overrides=["cluster.gpus=128"]).layout.dp == 16
 
 
-def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: dict[str, Any]) -> None:
+def test_omitted_gpu_count_is_the_layout_size(mapping: dict[str, Any]) -> None:
     mapping["cluster"] = "dgx-h100"
     assert Scenario.from_mapping(mapping).cluster.gpu_count == 64
 
@@ -250,9 +248,7 @@ def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: d
         ),
     ],
 )
-def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
-    refusal: Refusal, override: str, sentence: str
-) -> None:
+def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sentence: str) -> None:
     assert sentence in refusal(override)
 
 
@@ -326,39 +322,39 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
-    refusal: Refusal, override: str, sentence: str
-) -> None:
+def test_wrong_values_are_rejected_with_valid_ones(refusal: Refusal, override: str, sentence: str) -> None:
     assert sentence in refusal(override)
 
 
-def test_all_mistakes_are_listed_at_once(refusal: Refusal) -> None:
+def test_all_errors_are_listed_at_once(refusal: Refusal) -> None:
     lines = refusal("layout.tp=0", "training.sequence=x", "cost.symmetry=maybe").splitlines()
     assert lines[0] == "plan.yaml: 3 problems"
     assert [line.split(":")[0] for line in lines[1:]] == ["  - layout.tp", "  - training.sequence", "  - cost.symmetry"]
 
 
-def test_nothing_of_the_file_has_to_be_a_mapping_to_be_refused_in_a_sentence() -> None:
+def test_non_mapping_content_raises_input_error() -> None:
     for content in ({}, {"model": []}, {1: 2}, {"model": None, "cluster": 3, "training": "x"}):
         with pytest.raises(InputError, match="scenario: "):
             Scenario.from_mapping(content)  # type: ignore[arg-type]
 
 
-def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None:
+def test_framework_cuda_graphs_key(mapping: dict[str, Any]) -> None:
     captured = Scenario.from_mapping(mapping | {"framework": {"name": "pytorch", "cuda_graphs": True}})
     assert captured.framework == load_framework("pytorch").with_cuda_graphs()
     assert Scenario.from_mapping(captured.to_mapping()).framework == captured.framework
-    parts = Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "cuda_graphs": "outside_experts"}})
-    assert parts.framework.graph_capture is GraphCapture.OUTSIDE_EXPERTS
+    partially_captured = Scenario.from_mapping(
+        mapping | {"framework": {"name": "megatron", "cuda_graphs": "outside_experts"}}
+    )
+    assert partially_captured.framework.graph_capture is GraphCapture.OUTSIDE_EXPERTS
     with pytest.raises(InputError, match="framework: cuda_graphs: megatron-2021 captures none"):
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
 
 
-def test_launches_and_compiled_layers_are_keys_of_the_framework(mapping: dict[str, Any]) -> None:
+def test_framework_launch_and_compiled_keys(mapping: dict[str, Any]) -> None:
     framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "compiled": True}
-    said = Scenario.from_mapping(mapping | {"framework": framework})
-    assert said.framework == load_framework("pytorch").with_compiled().with_launch_seconds(7e-6, 9e-6)
-    assert Scenario.from_mapping(said.to_mapping()).framework == said.framework
+    scenario = Scenario.from_mapping(mapping | {"framework": framework})
+    assert scenario.framework == load_framework("pytorch").with_compiled().with_launch_seconds(7e-6, 9e-6)
+    assert Scenario.from_mapping(scenario.to_mapping()).framework == scenario.framework
     with pytest.raises(InputError, match="framework: compiled: megatron compiles no layers"):
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "compiled": True}})
     with pytest.raises(InputError, match="launch: '-1 us' is below zero; write e"):
@@ -368,14 +364,12 @@ def test_launches_and_compiled_layers_are_keys_of_the_framework(mapping: dict[st
 
 
 @pytest.mark.parametrize(("name", "stops"), [("pytorch", True), ("megatron-2021", False)])
-def test_recomputation_stops_early_where_the_framework_does_or_the_file_says_so(
-    mapping: dict[str, Any], name: str, stops: bool
-) -> None:
-    given = {**mapping, "framework": name}
+def test_recompute_early_stop_default_and_override(mapping: dict[str, Any], name: str, stops: bool) -> None:
+    scenario_mapping = {**mapping, "framework": name}
 
-    def early(recompute: Any) -> bool:
-        training = {**given["training"], "recompute": recompute}
-        return Scenario.from_mapping({**given, "training": training}).training.early_stop
+    def has_early_stop(recompute: Any) -> bool:
+        training = {**scenario_mapping["training"], "recompute": recompute}
+        return Scenario.from_mapping({**scenario_mapping, "training": training}).training.early_stop
 
-    assert early("full") is stops
-    assert early({"mode": "full", "early_stop": not stops}) is not stops
+    assert has_early_stop("full") is stops
+    assert has_early_stop({"mode": "full", "early_stop": not stops}) is not stops

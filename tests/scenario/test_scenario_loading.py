@@ -12,7 +12,7 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
-LLAMA = {
+HF_LLAMA_CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 256,
@@ -32,27 +32,25 @@ def write(path: Path, mapping: dict[str, Any]) -> Path:
 
 
 def test_yaml_and_json_are_the_same_scenario(tmp_path: Path, mapping: dict[str, Any]) -> None:
-    first, second = (Scenario.load(write(tmp_path / f"plan{ending}", mapping)) for ending in (".yaml", ".json"))
+    first, second = (Scenario.load(write(tmp_path / f"plan{suffix}", mapping)) for suffix in (".yaml", ".json"))
     assert (first.name, first.path) == ("plan", tmp_path / "plan.yaml")
     assert (first.model, first.layout, first.training) == (second.model, second.layout, second.training)
 
 
-def test_a_models_path_starts_beside_the_scenario(tmp_path: Path, mapping: dict[str, Any]) -> None:
-    write(tmp_path / "config.json", LLAMA)
+def test_model_path_is_relative_to_the_scenario(tmp_path: Path, mapping: dict[str, Any]) -> None:
+    write(tmp_path / "config.json", HF_LLAMA_CONFIG)
     mapping["model"] = "config.json"
     scenario = Scenario.load(write(tmp_path / "plan.yaml", mapping), ["model.layers=6"])
     assert (scenario.model.layer_count, scenario.model.hidden) == (6, 256)
 
 
-def test_a_model_file_that_is_missing_truncated_or_of_another_family_is_named(
-    tmp_path: Path, mapping: dict[str, Any]
-) -> None:
+def test_bad_model_file_is_named(tmp_path: Path, mapping: dict[str, Any]) -> None:
     mapping["model"] = "config.json"
     plan, config = write(tmp_path / "plan.yaml", mapping), tmp_path / "config.json"
     for text, reason in (
         (None, "cannot be read"),
-        (json.dumps(LLAMA)[:40], "is not valid JSON"),
-        (json.dumps({**LLAMA, "model_type": "resnet"}), "resnet"),
+        (json.dumps(HF_LLAMA_CONFIG)[:40], "is not valid JSON"),
+        (json.dumps({**HF_LLAMA_CONFIG, "model_type": "resnet"}), "resnet"),
     ):
         if text is not None:
             config.write_text(text)
@@ -74,7 +72,7 @@ def test_a_model_file_that_is_missing_truncated_or_of_another_family_is_named(
         ("model: [", r"is not valid YAML: .* in line 2, column 1$"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_named(tmp_path: Path, text: str, reason: str) -> None:
+def test_non_mapping_file_is_named(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=reason) as caught:
@@ -92,18 +90,18 @@ def test_a_file_that_is_no_mapping_is_named(tmp_path: Path, text: str, reason: s
         ("max_position_embeddings", 10**12, "model.max_positions: .* is too large"),
     ],
 )
-def test_a_models_file_has_the_limits_of_dimensions_in_the_scenario(
+def test_model_file_dimension_limits(
     tmp_path: Path, mapping: dict[str, Any], key: str, value: int, sentence: str
 ) -> None:
-    write(tmp_path / "config.json", {**LLAMA, key: value})
+    write(tmp_path / "config.json", {**HF_LLAMA_CONFIG, key: value})
     mapping["model"] = "config.json"
     with pytest.raises(InputError, match=sentence):
         Scenario.load(write(tmp_path / "plan.yaml", mapping))
 
 
-def test_the_files_are_all_that_were_read(tmp_path: Path, mapping: dict[str, Any]) -> None:
+def test_scenario_files_lists_all_inputs(tmp_path: Path, mapping: dict[str, Any]) -> None:
     (tmp_path / "llama").mkdir()
-    write(tmp_path / "llama" / "config.json", LLAMA)
+    write(tmp_path / "llama" / "config.json", HF_LLAMA_CONFIG)
     shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), tmp_path / "chip.yaml")
     mapping["model"] = {"path": "llama"}
     mapping["cluster"] |= {"accelerator": "chip.yaml"}

@@ -13,13 +13,13 @@ from clustersim.scenario.schema import dotted_keys, scenario_schema
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(scenario_schema())
-WHOLE, *PARTS = (
+MANUAL_SCENARIO, *MANUAL_SNIPPETS = (
     yaml.safe_load(block)
     for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scenario.md").read_text(), re.DOTALL)
 )
 
 
-ENTRIES = {
+LIST_KEYS = {
     "cluster.mixed",
     "disturbances.slow",
     "disturbances.links",
@@ -30,23 +30,23 @@ ENTRIES = {
 }
 
 
-def wrong(mapping: dict[str, Any]) -> list[str]:
+def invalid_keys(mapping: dict[str, Any]) -> list[str]:
     """Dotted keys of what it marks."""
     return sorted({".".join(map(str, error.path)) for error in SCHEMA.iter_errors(mapping)})
 
 
-def test_it_is_a_schema() -> None:
+def test_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(scenario_schema())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
-def test_examples_are_scenarios(path: Path) -> None:
-    assert wrong(yaml.safe_load(path.read_text())) == []
+def test_examples_validate(path: Path) -> None:
+    assert invalid_keys(yaml.safe_load(path.read_text())) == []
 
 
-@pytest.mark.parametrize("part", [{}, *PARTS], ids=str)
-def test_the_manual_has_scenarios(part: dict[str, Any]) -> None:
-    assert wrong({**WHOLE, **part}) == []
+@pytest.mark.parametrize("part", [{}, *MANUAL_SNIPPETS], ids=str)
+def test_manual_snippets_validate(part: dict[str, Any]) -> None:
+    assert invalid_keys({**MANUAL_SCENARIO, **part}) == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_manual_has_scenarios(part: dict[str, Any]) -> None:
         {"layout": {"data": {"hsdp": {"shard": 8}}, "layers_per_stage": [3, 4]}},
         {
             "training": {
-                **WHOLE["training"],
+                **MANUAL_SCENARIO["training"],
                 "recompute": {"modules": ["mlp"]},
                 "lora": 16,
                 "offload": {"optimizer": True},
@@ -69,8 +69,8 @@ def test_the_manual_has_scenarios(part: dict[str, Any]) -> None:
         {"reliability": {"failures": {"gpu": None, "fan": {"rate": "1 per node-year", "effect": "hang"}}, "spares": 4}},
     ],
 )
-def test_shorthands_are_let_through(change: dict[str, Any]) -> None:
-    assert wrong({**WHOLE, **change}) == []
+def test_shorthands_validate(change: dict[str, Any]) -> None:
+    assert invalid_keys({**MANUAL_SCENARIO, **change}) == []
 
 
 @pytest.mark.parametrize(
@@ -85,39 +85,39 @@ def test_shorthands_are_let_through(change: dict[str, Any]) -> None:
         ({"steps": 0}, "steps"),
     ],
 )
-def test_wrong_keys_and_words_are_marked(change: dict[str, Any], key: str) -> None:
-    assert wrong({**WHOLE, **change}) == [key]
+def test_wrong_keys_and_values_are_rejected(change: dict[str, Any], key: str) -> None:
+    assert invalid_keys({**MANUAL_SCENARIO, **change}) == [key]
 
 
-def test_every_section_says_what_it_is() -> None:
-    assert all(_words(item) for item in scenario_schema()["$defs"].values())
+def test_all_definitions_have_a_description() -> None:
+    assert all(_has_description(definition) for definition in scenario_schema()["$defs"].values())
 
 
-def _words(section: dict[str, Any]) -> bool:
-    return "description" in section or "enum" in section or any(map(_words, section.get("anyOf", [])))
+def _has_description(section: dict[str, Any]) -> bool:
+    return "description" in section or "enum" in section or any(map(_has_description, section.get("anyOf", [])))
 
 
-def properties(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def iter_properties(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Dotted keys of the schema, with what may stand there; nothing of what is in lists."""
     if "$ref" in node:
-        yield from properties(SCHEMA.schema["$defs"][node["$ref"].rpartition("/")[2]], prefix)
-    for item in node.get("anyOf", []):
-        yield from properties(item, prefix)
+        yield from iter_properties(SCHEMA.schema["$defs"][node["$ref"].rpartition("/")[2]], prefix)
+    for branch in node.get("anyOf", []):
+        yield from iter_properties(branch, prefix)
     for key, value in node.get("properties", {}).items():
         yield f"{prefix}{key}", value
-        yield from properties(value, f"{prefix}{key}.")
+        yield from iter_properties(value, f"{prefix}{key}.")
 
 
-def test_the_keys_that_take_a_value_are_those_of_the_schema() -> None:
+def test_dotted_keys_match_the_schema() -> None:
     """Leaves of the schema, but for choices without options and for entries of lists, of which one may stand alone.
 
     And what stands for its keys when it is a word.
     """
-    every, keys = dict(properties(SCHEMA.schema)), set(dotted_keys())
+    schema_properties, keys = dict(iter_properties(SCHEMA.schema)), set(dotted_keys())
     assert len(keys) == len(dotted_keys())
-    leaves = {key for key in every if not any(other.startswith(f"{key}.") for other in every)}
-    assert {key.rpartition(".")[0] for key in leaves - keys} == {"schedule", "layout.data", *ENTRIES}
+    leaves = {key for key in schema_properties if not any(other.startswith(f"{key}.") for other in schema_properties)}
+    assert {key.rpartition(".")[0] for key in leaves - keys} == {"schedule", "layout.data", *LIST_KEYS}
     assert {"schedule.gpipe", "layout.data.data_parallel"} <= leaves - keys
-    assert keys <= every.keys()
+    assert keys <= schema_properties.keys()
     assert {"cluster", "model", "schedule", "layout.data", "training.precision"} <= keys - leaves
     assert not {"layout", "training", "cost", "reliability.restart"} & keys

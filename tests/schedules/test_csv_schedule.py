@@ -13,18 +13,18 @@ from tests.conftest import examples
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
 
-def read(text: str, stages: list[int] | None = None) -> CsvSchedule:
+def read_csv_schedule(text: str, stages: list[int] | None = None) -> CsvSchedule:
     return csv_schedule("my.csv", parse_csv(text, "my.csv"), stages)
 
 
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 5), st.integers(1, 3))
 @examples(60)
-def test_a_shelfs_order_is_itself_again_with_its_placement(name: str, ranks: int, rounds: int) -> None:
-    of, microbatches = build_schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
-    found = read(format_order(of.order(ranks, microbatches)))
-    assert found.order(ranks, microbatches) == of.order(ranks, microbatches)
-    assert found.placement(ranks).stage_ranks == of.placement(ranks).stage_ranks
-    assert read("\n".join(found.csv_lines), list(found.stage_placement.stage_ranks)) == found
+def test_built_in_orders_survive_csv_with_their_placement(name: str, ranks: int, rounds: int) -> None:
+    built_in, microbatches = build_schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
+    csv_read = read_csv_schedule(format_order(built_in.order(ranks, microbatches)))
+    assert csv_read.order(ranks, microbatches) == built_in.order(ranks, microbatches)
+    assert csv_read.placement(ranks).stage_ranks == built_in.placement(ranks).stage_ranks
+    assert read_csv_schedule("\n".join(csv_read.csv_lines), list(csv_read.stage_placement.stage_ranks)) == csv_read
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_a_shelfs_order_is_itself_again_with_its_placement(name: str, ranks: int
         ('"0F0', None),
     ],
 )
-def test_what_breaks_a_rule_is_named_by_row_and_cell(text: str, sentence: str | None) -> None:
+def test_violations_are_reported_with_row_and_cell(text: str, sentence: str | None) -> None:
     with pytest.raises(InputError) as refused:
-        read(text)
+        read_csv_schedule(text)
     assert str(refused.value) == sentence or (sentence is None and "my.csv" in str(refused.value))
 
 
-def test_of_many_ranks_that_wait_the_first_are_named() -> None:
-    rows = [f"{stage}F1,{stage}F0,{stage}B1,{stage}B0" for stage in range(1, 6)]
+def test_a_deadlock_of_many_ranks_names_the_first_ones() -> None:
+    lines = [f"{stage}F1,{stage}F0,{stage}B1,{stage}B0" for stage in range(1, 6)]
     with pytest.raises(InputError, match=r"^my.csv deadlocks: my.csv, row 1.*row 3, .*; and 3 others wait$"):
-        read("\n".join(["0F0,0B0,0F1,0B1", *rows]))
+        read_csv_schedule("\n".join(["0F0,0B0,0F1,0B1", *lines]))
 
 
 @pytest.mark.parametrize(
@@ -82,18 +82,18 @@ def test_of_many_ranks_that_wait_the_first_are_named() -> None:
         ([0, 2], r"my.csv: placement \(0, 2\): every pipeline rank from 0 to 2 must hold a stage"),
     ],
 )
-def test_a_placement_that_is_given_must_be_the_rows(stages: list[int], sentence: str) -> None:
-    assert read(GOOD, [0, 1]) == read(GOOD)
+def test_an_explicit_placement_must_match_the_rows(stages: list[int], sentence: str) -> None:
+    assert read_csv_schedule(GOOD, [0, 1]) == read_csv_schedule(GOOD)
     with pytest.raises(InputError, match=sentence):
-        read(GOOD, stages)
+        read_csv_schedule(GOOD, stages)
 
 
-def test_a_list_is_for_its_own_ranks_and_microbatches() -> None:
-    found = read(GOOD)
+def test_a_csv_schedule_is_only_for_its_ranks_and_microbatches() -> None:
+    csv_read = read_csv_schedule(GOOD)
     with pytest.raises(InputError, match=r"^my.csv has 2 rows, .* but layout.pp is 4; pp 2 fits$"):
-        found.placement(4)
+        csv_read.placement(4)
     with pytest.raises(
         InputError,
         match=r"^my.csv is for 2 microbatches, but each replica has 3; training.global_batch 2 x dp x .* fits$",
     ):
-        found.order(2, 3)
+        csv_read.order(2, 3)

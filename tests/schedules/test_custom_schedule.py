@@ -13,7 +13,7 @@ from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.custom_schedule import CustomSchedule, load_custom_schedule
 from clustersim.schedules.one_f_one_b import OneFOneB
 
-BASE = """
+MODULE_SOURCE = """
 class Base:
     def __init__(self, reverse=False):
         self.reverse, self.asked = reverse, 0
@@ -27,82 +27,84 @@ class Base:
         back = many[::-1] if self.reverse else many
         return [[f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in back] for rank in range(ranks)]
 """
-Make = Callable[..., CustomSchedule]
+ScheduleFactory = Callable[..., CustomSchedule]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make_schedule(tmp_path: Path) -> ScheduleFactory:
     """The class of a module with some more lines."""
 
-    def made(lines: str = "", name: str = "Base", **arguments: object) -> CustomSchedule:
-        (tmp_path / "mine.py").write_text(BASE + lines)
+    def load(source: str = "", name: str = "Base", **arguments: object) -> CustomSchedule:
+        (tmp_path / "mine.py").write_text(MODULE_SOURCE + source)
         return load_custom_schedule(f"mine:{name}", arguments, tmp_path)
 
-    return made
+    return load
 
 
-def test_texts_and_lists_are_an_order_and_a_placement(make: Make) -> None:
-    found = make(reverse=True)
-    assert found.name == "mine:Base"
-    assert found.placement(3) == looped_placement(3)
-    assert [str(action) for action in found.order(1, 2)[0]] == ["0F0", "0F1", "0B1", "0B0"]
+def test_strings_and_lists_are_accepted_as_order_and_placement(make_schedule: ScheduleFactory) -> None:
+    schedule = make_schedule(reverse=True)
+    assert schedule.name == "mine:Base"
+    assert schedule.placement(3) == looped_placement(3)
+    assert [str(action) for action in schedule.order(1, 2)[0]] == ["0F0", "0F1", "0B1", "0B0"]
 
 
-def test_a_rule_is_asked_once_for_each_pair_of_numbers(make: Make) -> None:
-    found = make()
+def test_the_custom_class_is_called_once_per_ranks_and_microbatches(make_schedule: ScheduleFactory) -> None:
+    schedule = make_schedule()
     for _ in range(2):
-        found.require_supported(2, 3)
-        found.order(2, 3)
-        found.order(2, 4)
-    assert found.rule.asked == 2  # type: ignore[attr-defined]
+        schedule.require_supported(2, 3)
+        schedule.order(2, 3)
+        schedule.order(2, 4)
+    assert schedule.rule.asked == 2  # type: ignore[attr-defined]
 
 
-def test_a_rule_may_answer_in_this_packages_words(tmp_path: Path) -> None:
+def test_the_custom_class_may_return_package_types(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from clustersim.schedules.one_f_one_b import OneFOneB\n"
         "class Mine:\n"
         "    placement = OneFOneB.placement\n"
         "    order = lambda self, ranks, microbatches: OneFOneB().order(ranks, microbatches)\n"
     )
-    found = load_custom_schedule("own:Mine", {}, tmp_path)
-    assert isinstance(found.placement(2), Placement)
-    assert found.order(2, 3) == OneFOneB().order(2, 3)
-    assert found.order(2, 3)[1][0] == Action(1, ActionKind.FORWARD, 0)
+    schedule = load_custom_schedule("own:Mine", {}, tmp_path)
+    assert isinstance(schedule.placement(2), Placement)
+    assert schedule.order(2, 3) == OneFOneB().order(2, 3)
+    assert schedule.order(2, 3)[1][0] == Action(1, ActionKind.FORWARD, 0)
 
 
-def test_a_class_on_pythons_path_is_found_and_a_file_beside_the_scenario_comes_first(tmp_path: Path) -> None:
+def test_a_file_in_the_scenarios_folder_has_precedence_over_pythons_path(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pathlib has no class Base"):
         load_custom_schedule("pathlib:Base", {}, tmp_path)
-    (tmp_path / "pathlib.py").write_text(BASE)
+    (tmp_path / "pathlib.py").write_text(MODULE_SOURCE)
     assert load_custom_schedule("pathlib:Base", {}, tmp_path).order(1, 1)
     assert sys.modules["pathlib"].Path is Path
 
 
-def test_a_file_is_run_as_it_is_when_a_scenario_is_read_and_imports_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_reloaded_when_changed_and_may_import_its_neighbors(tmp_path: Path) -> None:
     (tmp_path / "beside_mine.py").write_text("BACK = True\n")
-    (tmp_path / "mine.py").write_text("from beside_mine import BACK\n" + BASE.replace("reverse=False", "reverse=BACK"))
+    (tmp_path / "mine.py").write_text(
+        "from beside_mine import BACK\n" + MODULE_SOURCE.replace("reverse=False", "reverse=BACK")
+    )
     first = load_custom_schedule("mine:Base", {}, tmp_path)
-    (tmp_path / "mine.py").write_text(BASE)
+    (tmp_path / "mine.py").write_text(MODULE_SOURCE)
     second = load_custom_schedule("mine:Base", {}, tmp_path)
-    assert [found.order(1, 2)[0][2].microbatch for found in (first, second)] == [1, 0]
+    assert [schedule.order(1, 2)[0][2].microbatch for schedule in (first, second)] == [1, 0]
     assert str(tmp_path) not in sys.path
 
 
-def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+def test_files_of_equal_name_in_two_folders_are_distinct(tmp_path: Path) -> None:
     for folder, reverse in (("a", False), ("b", True)):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(BASE.replace("reverse=False", f"reverse={reverse}"))
-    found = [load_custom_schedule("mine:Base", {}, tmp_path / folder) for folder in "ab"]
-    assert found[0] != found[1]
-    assert [custom_schedule.order(1, 2)[0][2].microbatch for custom_schedule in found] == [0, 1]
+        (tmp_path / folder / "mine.py").write_text(MODULE_SOURCE.replace("reverse=False", f"reverse={reverse}"))
+    schedules = [load_custom_schedule("mine:Base", {}, tmp_path / folder) for folder in "ab"]
+    assert schedules[0] != schedules[1]
+    assert [schedule.order(1, 2)[0][2].microbatch for schedule in schedules] == [0, 1]
 
 
-def test_it_travels_by_its_name_and_is_imported_again(make: Make) -> None:
-    found = make(reverse=True)
-    found.order(2, 3)
-    again = pickle.loads(pickle.dumps(found))
-    assert again == found
-    assert again.order(2, 3) == found.order(2, 3)
+def test_a_custom_schedule_is_pickled_by_name(make_schedule: ScheduleFactory) -> None:
+    schedule = make_schedule(reverse=True)
+    schedule.order(2, 3)
+    unpickled = pickle.loads(pickle.dumps(schedule))
+    assert unpickled == schedule
+    assert unpickled.order(2, 3) == schedule.order(2, 3)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,10 @@ def test_it_travels_by_its_name_and_is_imported_again(make: Make) -> None:
         ("wanting:Base", "module wanting cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
     ],
 )
-def test_what_is_no_schedule_is_refused(make: Make, tmp_path: Path, name: str, sentence: str) -> None:
-    make(
+def test_invalid_schedule_classes_are_refused(
+    make_schedule: ScheduleFactory, tmp_path: Path, name: str, sentence: str
+) -> None:
+    make_schedule(
         "HALF = 1\n"
         "class Lacking:\n    def order(self, ranks, microbatches): return []\n"
         "class Needs(Base):\n    def __init__(self, depth): pass\n"
@@ -139,9 +143,9 @@ def test_what_is_no_schedule_is_refused(make: Make, tmp_path: Path, name: str, s
         load_custom_schedule(name, {}, tmp_path)
 
 
-def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
+def test_rejected_arguments_are_shown(make_schedule: ScheduleFactory) -> None:
     with pytest.raises(InputError, match=r"mine:Base cannot be made with arguments {depth: 2}: TypeError"):
-        make(depth=2)
+        make_schedule(depth=2)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,9 @@ def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
         ),
     ],
 )
-def test_a_wrong_answer_is_named_by_its_call(make: Make, body: str, sentence: str) -> None:
-    found = make(f"class Wrong(Base):\n    {body}\n", "Wrong")
+def test_an_invalid_return_value_is_reported_with_its_call(
+    make_schedule: ScheduleFactory, body: str, sentence: str
+) -> None:
+    schedule = make_schedule(f"class Wrong(Base):\n    {body}\n", "Wrong")
     with pytest.raises(InputError, match=f"^mine:Wrong.{sentence}"):
-        found.require_supported(2, 3)
+        schedule.require_supported(2, 3)

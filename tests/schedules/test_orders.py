@@ -40,97 +40,100 @@ INTERLEAVED_SHAPES = [
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> str:
     """Torch's own generator, its idle steps and gradient reductions left out."""
     visualizer: Any = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
-    rows = visualizer.get_schedule_ops(name, ranks, microbatches, num_stages_per_rank=chunks)
-    kept = [[str(action) for action in row if action is not None and action.is_compute_op] for row in rows]
-    return "".join(",".join(row) + "\n" for row in kept)
+    rank_actions = visualizer.get_schedule_ops(name, ranks, microbatches, num_stages_per_rank=chunks)
+    compute_actions = [
+        [str(action) for action in actions if action is not None and action.is_compute_op] for actions in rank_actions
+    ]
+    return "".join(",".join(actions) + "\n" for actions in compute_actions)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
-def test_gpipe_is_torchs(ranks: int, microbatches: int) -> None:
+def test_gpipe_matches_torch(ranks: int, microbatches: int) -> None:
     assert format_order(GPipe().order(ranks, microbatches)) == torch_order("GPipe", ranks, microbatches)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
-def test_1f1b_is_torchs(ranks: int, microbatches: int) -> None:
+def test_1f1b_matches_torch(ranks: int, microbatches: int) -> None:
     """The orders are torch's, but for one oversight.
 
     On the last rank torch 2.13's listing numbers forwards from 1 (`0F1,0B0` for one microbatch), though its runtime
     runs them from 0; renumbering that row's forwards makes up for it, and changes nothing where it is right.
     """
-    *rows, last = torch_order("1F1B", ranks, microbatches).splitlines(keepends=True)
-    forwards = count()
-    fixed = re.sub(r"F\d+", lambda _: f"F{next(forwards)}", last)
-    assert format_order(OneFOneB().order(ranks, microbatches)) == "".join([*rows, fixed])
+    *lines, last = torch_order("1F1B", ranks, microbatches).splitlines(keepends=True)
+    microbatch_ids = count()
+    renumbered = re.sub(r"F\d+", lambda _: f"F{next(microbatch_ids)}", last)
+    assert format_order(OneFOneB().order(ranks, microbatches)) == "".join([*lines, renumbered])
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "chunks"), INTERLEAVED_SHAPES)
-def test_interleaved_is_torchs_with_any_legal_round(ranks: int, microbatches: int, chunks: int) -> None:
+def test_interleaved_matches_torch_for_any_legal_round(ranks: int, microbatches: int, chunks: int) -> None:
     ours = format_order(Interleaved(chunks).order(ranks, microbatches))
     assert ours == torch_order("Interleaved1F1B", ranks, microbatches, chunks)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
-def test_zb_v_is_torchs(ranks: int, microbatches: int) -> None:
+def test_zb_v_matches_torch(ranks: int, microbatches: int) -> None:
     assert format_order(ZeroBubbleV().order(ranks, microbatches)) == torch_order("ZBVZeroBubble", ranks, microbatches)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), DUAL_SHAPES)
-def test_dual_pipe_v_is_torchs(ranks: int, microbatches: int) -> None:
+def test_dual_pipe_v_matches_torch(ranks: int, microbatches: int) -> None:
     assert format_order(DualPipeV().order(ranks, microbatches)) == torch_order("DualPipeV", ranks, microbatches)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), DUAL_SHAPES)
 @pytest.mark.parametrize("saved", [0.0, 0.5, 1.0])
-def test_dual_pipe_v_has_its_authors_bubble(ranks: int, microbatches: int, saved: float) -> None:
+def test_dual_pipe_v_has_the_published_bubble(ranks: int, microbatches: int, saved: float) -> None:
     """(PP/2 - 1)(F&B + B - 3W) of deepseek-ai/DualPipe's table, PP = 2 ranks stages, for equal passes F = I = W = 1.
 
     A pair takes F + B less what it saves. It is the bubble of the rank with most pairs, which has least to do; where
     pairs save nothing, of every rank. Activations: PP + 1.
     """
-    order, pair = DualPipeV().order(ranks, microbatches), 3.0 - saved
-    run = dry_run(order, forward=1.0, backward=2.0, weight=1.0, pair=pair)
+    order, pair_seconds = DualPipeV().order(ranks, microbatches), 3.0 - saved
+    run = dry_run(order, forward=1.0, backward=2.0, weight=1.0, pair=pair_seconds)
     work = [
-        sum(pair if isinstance(step, OverlappedPair) else 1.0 + (step.kind is B) for step in steps) for steps in order
+        sum(pair_seconds if isinstance(step, OverlappedPair) else 1.0 + (step.kind is B) for step in steps)
+        for steps in order
     ]
-    bubble = (ranks - 1) * (pair + 2.0 - 3.0 * 1.0)
+    bubble = (ranks - 1) * (pair_seconds + 2.0 - 3.0 * 1.0)
     assert run.makespan - min(work) == pytest.approx(bubble)
     assert saved or len(set(work)) == 1
     assert peak_in_flight_microbatches(order) == (2 * ranks + 1,) * ranks
     validate_order(order, placement=DualPipeV().placement(ranks), microbatches=microbatches)
 
 
-def test_dual_pipe_v_needs_a_microbatch_for_each_stage() -> None:
+def test_dual_pipe_v_needs_as_many_microbatches_as_stages() -> None:
     with pytest.raises(InputError, match="dualpipev on 4 pipeline ranks has 8 stages and needs as many microbatches"):
         DualPipeV().order(4, 7)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "chunks"), INTERLEAVED_SHAPES)
-def test_combined_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, microbatches: int, chunks: int) -> None:
+def test_overlapped_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, microbatches: int, chunks: int) -> None:
     """Each kind of pass comes in the plain order, and no backward reads what the forward beside it makes."""
-    plain = Interleaved(chunks)
-    combined = Overlapped1F1B(plain)
-    order = combined.order(ranks, microbatches)
-    for steps, actions in zip(order, plain.order(ranks, microbatches), strict=True):
+    interleaved = Interleaved(chunks)
+    overlapped = Overlapped1F1B(interleaved)
+    order = overlapped.order(ranks, microbatches)
+    for steps, actions in zip(order, interleaved.order(ranks, microbatches), strict=True):
         for kind in (F, B):
             assert [flatten_entry for flatten_entry in flatten_entries(steps) if flatten_entry.kind is kind] == [
                 item for item in flatten_entries(actions) if item.kind is kind
             ]
         assert all(pair.forward[::2] != pair.backward[::2] for pair in steps if isinstance(pair, OverlappedPair))
-    validate_order(order, placement=combined.placement(ranks), microbatches=microbatches)
-    before = peak_in_flight_microbatches(plain.order(ranks, microbatches))
+    validate_order(order, placement=overlapped.placement(ranks), microbatches=microbatches)
+    plain_peaks = peak_in_flight_microbatches(interleaved.order(ranks, microbatches))
     passes = chunks * microbatches
-    assert peak_in_flight_microbatches(order) == tuple(min(element + 1, passes) for element in before)
+    assert peak_in_flight_microbatches(order) == tuple(min(plain_peak + 1, passes) for plain_peak in plain_peaks)
 
 
-def test_combined_1f1b_without_a_pipeline_has_each_forward_beside_the_backward_before() -> None:
+def test_overlapped_1f1b_without_a_pipeline_pairs_adjacent_microbatches() -> None:
     """Megatron-LM, `combined_1f1b_schedule_for_no_pipelining`."""
-    written = "0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,0B2\n"
-    assert format_order(Overlapped1F1B(OneFOneB()).order(1, 3)) == written
+    expected = "0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,0B2\n"
+    assert format_order(Overlapped1F1B(OneFOneB()).order(1, 3)) == expected
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
-def test_breadth_first_is_torchs(ranks: int, microbatches: int, chunks: int) -> None:
+def test_breadth_first_matches_torch(ranks: int, microbatches: int, chunks: int) -> None:
     ours = format_order(BreadthFirst(chunks).order(ranks, microbatches))
     assert ours == torch_order("LoopedBFS", ranks, microbatches, chunks)
 
@@ -144,32 +147,32 @@ def test_golden_order(path: Path) -> None:
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
+def schedule_shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
     """A schedule of the shelf, ranks, and microbatches that it can run."""
     ranks = draw(st.integers(1, 7))
     chosen = draw(st.sampled_from(SCHEDULES))
     if not isinstance(chosen, Interleaved):
         return chosen, ranks, draw(st.integers(1, 20))
     rounds = draw(st.integers(1, 4))
-    size = draw(st.integers(1, ranks)) if rounds == 1 else ranks
-    return chosen, ranks, rounds * size
+    round_size = draw(st.integers(1, ranks)) if rounds == 1 else ranks
+    return chosen, ranks, rounds * round_size
 
 
-@given(shapes())
-def test_every_order_keeps_the_rules(shape: tuple[Schedule, int, int]) -> None:
+@given(schedule_shapes())
+def test_every_order_is_valid(shape: tuple[Schedule, int, int]) -> None:
     chosen, ranks, microbatches = shape
     validate_order(chosen.order(ranks, microbatches), placement=chosen.placement(ranks), microbatches=microbatches)
 
 
-@given(shapes())
+@given(schedule_shapes())
 def test_orders_survive_their_text_form(shape: tuple[Schedule, int, int]) -> None:
     chosen, ranks, microbatches = shape
     order = chosen.order(ranks, microbatches)
     assert parse_order(format_order(order)) == order
 
 
-@given(shapes(), st.floats(0.5, 2), st.floats(0.5, 4))
-def test_no_order_beats_the_ideal_time_plus_one_way_through_the_pipeline(
+@given(schedule_shapes(), st.floats(0.5, 2), st.floats(0.5, 4))
+def test_no_order_is_faster_than_the_ideal_time_plus_pipeline_fill(
     shape: tuple[Schedule, int, int], forward: float, backward: float
 ) -> None:
     """One way down and up is idle on the last rank.
@@ -180,11 +183,11 @@ def test_no_order_beats_the_ideal_time_plus_one_way_through_the_pipeline(
     chosen, ranks, microbatches = shape
     assume(chosen.placement(ranks).stage_ranks[-1] == ranks - 1)  # in a V the last stage is on the first rank
     finish = dry_run(chosen.order(ranks, microbatches), forward=forward, backward=backward).makespan
-    least = (chosen.placement(ranks).max_chunks * microbatches + ranks - 1) * (forward + backward)
-    assert finish >= least * (1 - 1e-12)
+    lower_bound = (chosen.placement(ranks).max_chunks * microbatches + ranks - 1) * (forward + backward)
+    assert finish >= lower_bound * (1 - 1e-12)
 
 
-def bubble(order: PipelineOrder, ideal: float, forward: float, backward: float) -> float:
+def bubble_ratio(order: PipelineOrder, ideal: float, forward: float, backward: float) -> float:
     return (dry_run(order, forward=forward, backward=backward).makespan - ideal) / ideal
 
 
@@ -199,7 +202,7 @@ def test_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m(
     """
     ideal = microbatches * (1 + backward)
     expected = (ranks - 1) / microbatches
-    assert bubble(chosen.order(ranks, microbatches), ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
+    assert bubble_ratio(chosen.order(ranks, microbatches), ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 5), st.floats(0.1, 5))
@@ -212,11 +215,11 @@ def test_bubble_of_interleaved_is_p_minus_1_over_v_m(ranks: int, rounds: int, ch
     microbatches = rounds * ranks
     ideal = microbatches * chunks * (1 + backward)
     order = Interleaved(chunks).order(ranks, microbatches)
-    assert bubble(order, ideal, 1, backward) == pytest.approx((ranks - 1) / (chunks * microbatches), abs=1e-12)
+    assert bubble_ratio(order, ideal, 1, backward) == pytest.approx((ranks - 1) / (chunks * microbatches), abs=1e-12)
 
 
 @given(st.integers(1, 8), st.integers(1, 24), st.integers(2, 4), st.floats(0.1, 5))
-def test_bubble_of_breadth_first_is_that_of_interleaved_and_it_keeps_everything(
+def test_breadth_first_has_the_interleaved_bubble_and_all_microbatches_in_flight(
     ranks: int, microbatches: int, chunks: int, backward: float
 ) -> None:
     """With at least p microbatches: (p - 1)/(v m), as the last rank waits p - 1 chunk passes each way.
@@ -228,12 +231,12 @@ def test_bubble_of_breadth_first_is_that_of_interleaved_and_it_keeps_everything(
     ideal = microbatches * chunks * (1 + backward)
     idle = ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)
     expected = idle / (chunks * microbatches)
-    assert bubble(order, ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
+    assert bubble_ratio(order, ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
     assert peak_in_flight_microbatches(order) == (chunks * microbatches,) * ranks
 
 
 @given(st.integers(1, 9), st.integers(0, 20))
-def test_zb_v_never_waits_and_keeps_what_1f1b_keeps(ranks: int, more: int) -> None:
+def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int, additional: int) -> None:
     """Qi et al. 2023, section 6: with F = I = W no bubble, and 1F1B's memory.
 
     The first microbatch comes to rank r after r passes; with 2 p - 1 microbatches or more the rank then works through
@@ -241,10 +244,10 @@ def test_zb_v_never_waits_and_keeps_what_1f1b_keeps(ranks: int, more: int) -> No
     backward rank r runs 2 (p - r) - 1 forwards down, r both down and up, and the one up that turns around: 2 p halves
     of a stage, the p microbatches of 1F1B's first rank.
     """
-    microbatches = 2 * ranks - 1 + more
+    microbatches = 2 * ranks - 1 + additional
     order = ZeroBubbleV().order(ranks, microbatches)
     run = dry_run(order, forward=1, backward=2, weight=1)
-    assert [(row[0], row[-1]) for row in run.end_times] == [
+    assert [(rank_ends[0], rank_ends[-1]) for rank_ends in run.end_times] == [
         (rank + 1, rank + 6 * microbatches) for rank in range(ranks)
     ]
     assert peak_in_flight_microbatches(order) == (2 * ranks,) * ranks
@@ -260,14 +263,14 @@ def test_activations_in_flight(ranks: int, microbatches: int) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 5))
-def test_interleaved_keeps_its_warmup_and_one_more(ranks: int, rounds: int, chunks: int) -> None:
+def test_interleaved_has_its_warmup_and_one_more_in_flight(ranks: int, rounds: int, chunks: int) -> None:
     """Warm-up of (v - 1) p + 2 (p - 1 - r) chunk passes (Narayanan et al. 2021), and never more than all m v."""
     peaks = peak_in_flight_microbatches(Interleaved(chunks).order(ranks, rounds * ranks))
-    most = rounds * ranks * chunks
-    assert peaks == tuple(min((chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, most) for rank in range(ranks))
+    total_passes = rounds * ranks * chunks
+    assert peaks == tuple(min((chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, total_passes) for rank in range(ranks))
 
 
-def test_one_rank_has_no_bubble_and_no_idle_order() -> None:
+def test_one_rank_has_no_bubble() -> None:
     for chosen in (GPipe(), OneFOneB(), Interleaved(3), BreadthFirst(3), ZeroBubbleV()):
         assert dry_run(chosen.order(1, 4)).makespan == 4 * chosen.placement(1).max_chunks * 3
 

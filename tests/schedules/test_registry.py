@@ -14,7 +14,7 @@ from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 
-def test_every_name_makes_the_schedule_that_knows_itself_by_it() -> None:
+def test_every_name_builds_the_schedule_of_that_name() -> None:
     assert [build_schedule(name).name for name in SCHEDULE_NAMES] == list(SCHEDULE_NAMES)
     assert [build_schedule(name) for name in SCHEDULE_NAMES] == [
         GPipe(), OneFOneB(), ZeroBubble(1), ZeroBubble(2), ZeroBubbleV(), DualPipeV(), DualPipe(),

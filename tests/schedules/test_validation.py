@@ -12,12 +12,12 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches, runs_with_paired_sends, validate_order
 
-GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
-HALVES = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"
+VALID_ORDER = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+SPLIT_BACKWARD_ORDER = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"
 
 
-@pytest.mark.parametrize("text", [GOOD, HALVES])
-def test_a_good_order_is_accepted(text: str) -> None:
+@pytest.mark.parametrize("text", [VALID_ORDER, SPLIT_BACKWARD_ORDER])
+def test_a_valid_order_is_accepted(text: str) -> None:
     validate_order(parse_order(text), placement=looped_placement(2), microbatches=2)
 
 
@@ -40,26 +40,26 @@ def test_a_good_order_is_accepted(text: str) -> None:
         ),
     ],
 )
-def test_a_broken_rule_is_named_with_rank_and_action(text: str, sentence: str) -> None:
+def test_violations_are_reported_with_rank_and_action(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         validate_order(parse_order(text), placement=looped_placement(2), microbatches=2)
 
 
 def test_activations_in_flight_are_counted() -> None:
-    assert peak_in_flight_microbatches(parse_order(GOOD)) == (2, 1)
+    assert peak_in_flight_microbatches(parse_order(VALID_ORDER)) == (2, 1)
 
 
-def test_a_weight_gradient_gives_activations_back_and_an_input_gradient_does_not() -> None:
+def test_activations_are_freed_by_weight_gradients_not_by_input_gradients() -> None:
     assert peak_in_flight_microbatches(parse_order("0F0,0I0,0F1,0W0,0B1\n")) == (2,)
     assert peak_in_flight_microbatches(parse_order("0F0,0I0,0W0,0F1,0B1\n")) == (1,)
 
 
-def test_dry_run_waits_for_neighbours() -> None:
+def test_the_dry_run_waits_for_adjacent_stages() -> None:
     """F = 1, b = 2. Rank 1 starts when 0F0 ends at 1; 0B0 waits for 1B0's end at 4; 1F1 starts at 4."""
-    assert dry_run(parse_order(GOOD)).end_times == ((1, 2, 6, 9), (2, 4, 5, 7))
+    assert dry_run(parse_order(VALID_ORDER)).end_times == ((1, 2, 6, 9), (2, 4, 5, 7))
 
 
-def test_halved_backwards_pass_gradients_on_earlier() -> None:
+def test_split_backwards_send_gradients_earlier() -> None:
     """1I0 ends at 3, not 4, so 0I0 may start then."""
     assert dry_run(parse_order("0F0,0I0,0W0\n1F0,1I0,1W0\n")).end_times == ((1, 4, 5), (2, 3, 4))
 
@@ -67,9 +67,7 @@ def test_halved_backwards_pass_gradients_on_earlier() -> None:
 @pytest.mark.parametrize(
     ("schedule", "runs"), [(OneFOneB(), True), (Interleaved(2), True), (BreadthFirst(2), False), (GPipe(), False)]
 )
-def test_a_forwards_output_may_wait_for_a_backwards_where_nobody_needs_it_for_that(
-    schedule: Schedule, *, runs: bool
-) -> None:
+def test_sends_may_be_paired_where_no_rank_depends_on_the_earlier_one(schedule: Schedule, *, runs: bool) -> None:
     """Where all forwards come first, the next rank needs the last one's output before it runs any backward."""
     assert runs_with_paired_sends(schedule.order(4, 8)) == runs
 

@@ -21,31 +21,31 @@ COSTS = st.builds(PassCosts, st.floats(0.5, 2), st.floats(0.5, 3), st.floats(0.1
 SHAPES = [st.integers(1, 2), st.integers(1, 7), st.integers(1, 20)]
 
 
-def longest(order: PipelineOrder, costs: PassCosts, message: float = 0.0) -> float:
+def longest_rank_seconds(order: PipelineOrder, costs: PassCosts, message: float = 0.0) -> float:
     """Seconds of the rank that takes longest, from its first pass to its last; messages take `message`."""
     seconds = {F: costs.forward, I: costs.input_gradient, W: costs.weight_gradient}
-    came: dict[Action, float] = {}
-    done, free, first = [0] * len(order), [0.0] * len(order), [0.0] * len(order)
-    while any(count < len(actions) for count, actions in zip(done, order, strict=True)):
+    end_times: dict[Action, float] = {}
+    done_counts, free_times, first_starts = [0] * len(order), [0.0] * len(order), [0.0] * len(order)
+    while any(count < len(actions) for count, actions in zip(done_counts, order, strict=True)):
         for rank, actions in enumerate(order):
-            while done[rank] < len(actions):
-                action = actions[done[rank]]
+            while done_counts[rank] < len(actions):
+                action = actions[done_counts[rank]]
                 source = action.stage + {F: -1, I: 1, W: len(order)}[action.kind]
-                sent = action._replace(stage=source)
-                if 0 <= source < len(order) and sent not in came:
+                source_action = action._replace(stage=source)
+                if 0 <= source < len(order) and source_action not in end_times:
                     break
-                begin = max(free[rank], came[sent] + message if 0 <= source < len(order) else 0.0)
-                first[rank] = begin if done[rank] == 0 else first[rank]
-                free[rank] = came[action] = begin + seconds[action.kind]
-                done[rank] += 1
-    return max(end - begin for begin, end in zip(first, free, strict=True))
+                start = max(free_times[rank], end_times[source_action] + message if 0 <= source < len(order) else 0.0)
+                first_starts[rank] = start if done_counts[rank] == 0 else first_starts[rank]
+                free_times[rank] = end_times[action] = start + seconds[action.kind]
+                done_counts[rank] += 1
+    return max(end - start for start, end in zip(first_starts, free_times, strict=True))
 
 
-def bubble(schedule: ZeroBubble, ranks: int, microbatches: int, message: float = 0.0) -> float:
+def bubble_seconds(schedule: ZeroBubble, ranks: int, microbatches: int, message: float = 0.0) -> float:
     """Seconds in which the rank that takes longest has nothing to do."""
     costs = schedule.costs
     work = microbatches * (costs.forward + costs.input_gradient + costs.weight_gradient)
-    return longest(schedule.order(ranks, microbatches), costs, message) - work
+    return longest_rank_seconds(schedule.order(ranks, microbatches), costs, message) - work
 
 
 @given(st.integers(1, 9), st.integers(1, 30))
@@ -56,9 +56,9 @@ def test_equal_passes_have_the_papers_bubbles(ranks: int, microbatches: int) -> 
     input gradients to run before the last gradient can go up the p - 1 ranks to the first, which still has that
     microbatch's weight gradient to run: 2 (p - 1) + 2 m + 1 in all, of which 3 m is work.
     """
-    few = 2 * ranks - 1 - microbatches
-    assert bubble(ZeroBubble(1), ranks, microbatches) == max(ranks - 1, few)
-    assert bubble(ZeroBubble(2), ranks, microbatches) == max(0, few)
+    startup_bubble = 2 * ranks - 1 - microbatches
+    assert bubble_seconds(ZeroBubble(1), ranks, microbatches) == max(ranks - 1, startup_bubble)
+    assert bubble_seconds(ZeroBubble(2), ranks, microbatches) == max(0, startup_bubble)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_profiled_passes_have_the_papers_bubble_rates(
     Without flash attention a layer keeps 34 s b h + 5 a s s b bytes, of which 32 s b h wait for W (section 2.3): with
     s 1024 and h / a of 96 or 128 these are 0.366 or 0.432 of them.
     """
-    idle, costs = bubble(schedule, *shape, message), schedule.costs
+    idle_seconds, costs = bubble_seconds(schedule, *shape, message), schedule.costs
     work = shape[1] * (costs.forward + costs.input_gradient + costs.weight_gradient)
-    assert idle / (idle + work) == pytest.approx(printed, abs=0.0025)
+    assert idle_seconds / (idle_seconds + work) == pytest.approx(printed, abs=0.0025)
 
 
 @given(*SHAPES, COSTS)
-def test_every_order_keeps_the_rules_and_survives_its_text_form(
+def test_every_order_is_valid_and_survives_its_text_form(
     memory: int, ranks: int, microbatches: int, costs: PassCosts
 ) -> None:
     order = ZeroBubble(memory, costs).order(ranks, microbatches)
@@ -101,7 +101,7 @@ def test_every_order_keeps_the_rules_and_survives_its_text_form(
 
 
 @given(*SHAPES, COSTS)
-def test_no_rank_keeps_more_than_its_memory(memory: int, ranks: int, microbatches: int, costs: PassCosts) -> None:
+def test_no_rank_exceeds_its_memory_limit(memory: int, ranks: int, microbatches: int, costs: PassCosts) -> None:
     """In activations of p microbatches (1F1B's first rank), or twice as many.
 
     Where more waits of a microbatch than was kept, a rank that is full of p microbatches exceeds that by the difference
@@ -121,7 +121,7 @@ def test_equal_passes_keep_at_most_p_or_2p_microbatches(ranks: int, microbatches
         assert max(peak_in_flight_microbatches(order)) <= memory * ranks
 
 
-def finish(schedule: Schedule, ranks: int, microbatches: int, costs: PassCosts) -> float:
+def finish_seconds(schedule: Schedule, ranks: int, microbatches: int, costs: PassCosts) -> float:
     backward, weight = costs.input_gradient + costs.weight_gradient, costs.weight_gradient
     order = schedule.order(ranks, microbatches)
     return dry_run(order, forward=costs.forward, backward=backward, weight=weight).max_rank_span + costs.forward
@@ -129,11 +129,11 @@ def finish(schedule: Schedule, ranks: int, microbatches: int, costs: PassCosts) 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 3), (4, 4), (4, 12), (8, 24)])
 @pytest.mark.parametrize("memory", [1, 2])
-def test_usual_passes_take_less_time_in_halves(memory: int, ranks: int, microbatches: int) -> None:
+def test_split_backwards_take_less_time_at_usual_costs(memory: int, ranks: int, microbatches: int) -> None:
     for gradient, weight in product((0.8, 1.0, 1.25, 1.5), (0.5, 0.75, 1.0)):
         costs = PassCosts(1.0, gradient, weight, 0.75)
-        halved = finish(ZeroBubble(memory, costs), ranks, microbatches, costs)
-        assert halved < finish(OneFOneB(), ranks, microbatches, costs)
+        split_seconds = finish_seconds(ZeroBubble(memory, costs), ranks, microbatches, costs)
+        assert split_seconds < finish_seconds(OneFOneB(), ranks, microbatches, costs)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(0, 4), (4, 0)])
@@ -142,12 +142,12 @@ def test_nothing_to_schedule_is_refused(ranks: int, microbatches: int) -> None:
         ZeroBubble(1).order(ranks, microbatches)
 
 
-def kinds(actions: Sequence[Action]) -> str:
+def action_kinds(actions: Sequence[Action]) -> str:
     return "".join(action.kind.value for action in actions)
 
 
 def test_figure_3_zb_h1_on_four_ranks() -> None:
     """Qi et al. 2023, figure 3 top: weight gradients are put off by as many microbatches as the rank's number."""
     order = ZeroBubble(1).order(4, 8)
-    assert kinds(order[0]).startswith("FFFFIWFIWFIWF")
-    assert kinds(order[3]).startswith("FIFIFIFIWFIW")
+    assert action_kinds(order[0]).startswith("FFFFIWFIWFIWF")
+    assert action_kinds(order[3]).startswith("FIFIFIFIWFIW")

@@ -8,7 +8,7 @@ from clustersim.uncertainty.model_file import load_uncertainty_model, model_to_d
 from clustersim.uncertainty.prediction_interval import VARIANCE_COMPONENTS, BaseComponent
 from clustersim.uncertainty.step_features import Feature
 from clustersim.validation.steps import compare_step
-from tests.validation.sample_cases import case
+from tests.validation.sample_cases import step_case
 
 H100 = {
     "model": "llama3-8b",
@@ -18,11 +18,11 @@ H100 = {
 }
 
 
-def step(*overrides: str) -> SimulationResult:
+def simulate_step(*overrides: str) -> SimulationResult:
     return simulate(Scenario.from_mapping(H100, overrides, default_name="step"))
 
 
-def width(result: SimulationResult) -> float:
+def interval_ratio(result: SimulationResult) -> float:
     low, high = result.step_time_interval
     assert low < result.step_time < high
     return high / low
@@ -30,7 +30,7 @@ def width(result: SimulationResult) -> float:
 
 @pytest.fixture(scope="module")
 def h100() -> float:
-    return width(step())
+    return interval_ratio(simulate_step())
 
 
 @pytest.mark.parametrize(
@@ -43,50 +43,52 @@ def h100() -> float:
         (["training.precision.compute=tf32"], "precision tf32"),
     ],
 )
-def test_what_nobody_measured_is_wider_than_64_h100_and_says_why(h100: float, overrides: list[str], says: str) -> None:
-    result = step(*overrides)
-    assert width(result) > h100
+def test_unmeasured_setups_have_wider_intervals_with_a_reason(h100: float, overrides: list[str], says: str) -> None:
+    result = simulate_step(*overrides)
+    assert interval_ratio(result) > h100
     assert any(says in extrapolation for extrapolation in result.relative_interval.extrapolations)
     assert says in result.interval_description
     assert "wider" in result.interval_description
 
 
-def test_a_stranger_is_wider_than_a_sibling() -> None:
-    assert width(step("cluster.name=mi300x")) > width(step("cluster.name=hgx-h200"))
+def test_an_unmeasured_accelerator_is_wider_than_a_sibling() -> None:
+    assert interval_ratio(simulate_step("cluster.name=mi300x")) > interval_ratio(simulate_step("cluster.name=hgx-h200"))
 
 
-def test_the_further_beyond_the_wider() -> None:
-    lengths = [width(step(f"training.sequence={tokens}", "layout.dp=8")) for tokens in (2**18, 2**19, 2**20)]
-    assert lengths == sorted(lengths)
-    assert lengths[0] < lengths[-1]
+def test_the_interval_widens_with_extrapolation() -> None:
+    ratios = [
+        interval_ratio(simulate_step(f"training.sequence={tokens}", "layout.dp=8")) for tokens in (2**18, 2**19, 2**20)
+    ]
+    assert ratios == sorted(ratios)
+    assert ratios[0] < ratios[-1]
 
 
-def test_a_step_is_of_the_regimes_that_its_scenario_says() -> None:
-    fields = step(
+def test_a_step_is_in_the_strata_of_its_scenario() -> None:
+    expected = simulate_step(
         "layout.tp=1", "layout.dp=32", "layout.pp=2", "layout.data=ddp", "training.global_batch=64"
     ).relative_interval
-    assert Feature.NODES.value in fields.strata
-    assert Feature.PIPELINE.value in fields.strata
-    assert Feature.SHARDED.value not in fields.strata
-    assert "one node" in step("cluster.gpus=8", "layout.dp=1").relative_interval.strata
+    assert Feature.NODES.value in expected.strata
+    assert Feature.PIPELINE.value in expected.strata
+    assert Feature.SHARDED.value not in expected.strata
+    assert "one node" in simulate_step("cluster.gpus=8", "layout.dp=1").relative_interval.strata
 
 
-def test_a_case_has_the_band_of_its_scenario() -> None:
+def test_a_validation_case_has_the_interval_of_its_scenario() -> None:
     """Of validation and of `run`: the same."""
     from clustersim.validation.steps import build_scenario
 
-    compared, result = compare_step(case()), simulate(build_scenario(case()))
+    compared, result = compare_step(step_case()), simulate(build_scenario(step_case()))
     assert compared.interval is not None
     assert (compared.interval.low, compared.interval.high) == pytest.approx(result.step_time_interval)
-    plain = compared.to_json()
-    assert (plain["expected_low_s"], plain["expected_high_s"]) == pytest.approx(result.step_time_interval)
-    assert plain["inside_band"] is (plain["expected_low_s"] <= plain["measured"] <= plain["expected_high_s"])
-    assert compare_step(case(tp="3")).interval is None
+    report = compared.to_json()
+    assert (report["expected_low_s"], report["expected_high_s"]) == pytest.approx(result.step_time_interval)
+    assert report["inside_band"] is (report["expected_low_s"] <= report["measured"] <= report["expected_high_s"])
+    assert compare_step(step_case(tp="3")).interval is None
 
 
-def test_what_is_shipped_never_trusts_what_nobody_measured_more() -> None:
-    found = load_uncertainty_model()
-    assert all(found.deviations[gap] >= found.deviations[BaseComponent.ANY] > 0.0 for gap in BaseComponent)
-    assert found.source_count >= 12
-    assert 0.85 <= found.coverage_by_stratum["all steps"].covered_share <= 0.95
-    assert set(model_to_dict(found)["deviations"]) == {term.name.lower() for term in VARIANCE_COMPONENTS}
+def test_the_packaged_model_never_trusts_unmeasured_features_more() -> None:
+    model = load_uncertainty_model()
+    assert all(model.deviations[gap] >= model.deviations[BaseComponent.ANY] > 0.0 for gap in BaseComponent)
+    assert model.source_count >= 12
+    assert 0.85 <= model.coverage_by_stratum["all steps"].covered_share <= 0.95
+    assert set(model_to_dict(model)["deviations"]) == {term.name.lower() for term in VARIANCE_COMPONENTS}

@@ -5,7 +5,7 @@ from pathlib import Path
 from clustersim.validation.cases import ValidationCase
 from clustersim.validation.comparison import CaseComparison
 
-ROW = {
+BASE_ROW = {
     "case_id": "made-up",
     "source": "nobody",
     "gpu": "a100-sxm-80gb",
@@ -35,9 +35,9 @@ ROW = {
 }
 
 
-def row(**cells: str) -> dict[str, str]:
+def step_row(**cells: str) -> dict[str, str]:
     """The row with other cells."""
-    return ROW | cells
+    return BASE_ROW | cells
 
 
 def write_rows(path: Path, *rows: dict[str, str]) -> Path:
@@ -47,12 +47,12 @@ def write_rows(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def case(**cells: str) -> ValidationCase:
+def step_case(**cells: str) -> ValidationCase:
     """The row as it is read."""
-    return ValidationCase(row(**cells), 2)
+    return ValidationCase(step_row(**cells), 2)
 
 
-def compared(of: ValidationCase, predicted: float | None, skipped: str | None = None) -> CaseComparison:
+def make_comparison(case: ValidationCase, predicted: float | None, skipped: str | None = None) -> CaseComparison:
     """A made-up prediction of a case."""
-    measured = float(of.text("step_time_s"))
-    return CaseComparison(of.text("case_id"), of.text("source"), measured, predicted, skipped)
+    measured = float(case.text("step_time_s"))
+    return CaseComparison(case.text("case_id"), case.text("source"), measured, predicted, skipped)

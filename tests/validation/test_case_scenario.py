@@ -9,9 +9,9 @@ from clustersim.scenario import Scenario
 from clustersim.schedules import registry
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError
-from tests.validation.sample_cases import case
+from tests.validation.sample_cases import step_case
 
-ALONE = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
+DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
 
 
 @pytest.mark.parametrize(
@@ -28,43 +28,43 @@ ALONE = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
         ({"zero_stage": "0"}, {"ddp": {"overlap": True, "bucket": "megatron"}}),
     ],
 )
-def test_a_row_says_over_how_many_ranks_weights_are_cut(cells: dict[str, str], data: dict[str, Any]) -> None:
-    mapping = scenario_mapping(case(**ALONE, year="2024", **cells))
+def test_sharding_columns_set_the_strategy(cells: dict[str, str], data: dict[str, Any]) -> None:
+    mapping = scenario_mapping(step_case(**DP_ONLY, year="2024", **cells))
     assert mapping["layout"]["data"] == data
     assert Scenario.from_mapping(mapping).layout.world_size == 8
 
 
 @pytest.mark.parametrize(("gpu", "network", "ports"), [("b300", "6400G", 8), ("gb300", "3200G", 4)])
-def test_blackwell_ultra_stands_in_its_own_hosts(gpu: str, network: str, ports: int) -> None:
+def test_blackwell_ultra_has_its_own_clusters(gpu: str, network: str, ports: int) -> None:
     """Its ports have 800 Gbit/s, twice those of its elder; a row with a node's sum means as many of them."""
     joined = f"nvlink5 + {network}-ib-xdr"
-    scenario = Scenario.from_mapping(scenario_mapping(case(**ALONE, gpu=gpu, interconnect=joined)))
+    scenario = Scenario.from_mapping(scenario_mapping(step_case(**DP_ONLY, gpu=gpu, interconnect=joined)))
     assert scenario.cluster.name.startswith((gpu, f"hgx-{gpu}"))
     assert not [warning for warning in scenario.warnings if "stands in" in warning]
-    nic = scenario_mapping(case(**ALONE, gpu=gpu, interconnect=joined))["cluster"]["node"]["nic"]
+    nic = scenario_mapping(step_case(**DP_ONLY, gpu=gpu, interconnect=joined))["cluster"]["node"]["nic"]
     assert (nic["per_node"], nic["bandwidth"]) == (ports, "100000000000.0 B/s")
 
 
-def test_context_parallel_ranks_are_among_those_that_weights_are_cut_over() -> None:
-    cells = {**ALONE, "dp": "4", "cp": "2", "hsdp_replicas": "2", "zero_stage": "3"}
-    assert scenario_mapping(case(**cells))["layout"]["data"]["hsdp"]["shard"] == 4
+def test_weights_are_sharded_over_cp_ranks_too() -> None:
+    cells = {**DP_ONLY, "dp": "4", "cp": "2", "hsdp_replicas": "2", "zero_stage": "3"}
+    assert scenario_mapping(step_case(**cells))["layout"]["data"]["hsdp"]["shard"] == 4
 
 
 def test_replicas_that_do_not_divide_are_no_prediction() -> None:
     with pytest.raises(CannotPredictError, match="hsdp_replicas 3 does not divide dp x cp 8"):
-        scenario_mapping(case(**ALONE, zero_stage="3", hsdp_replicas="3"))
+        scenario_mapping(step_case(**DP_ONLY, zero_stage="3", hsdp_replicas="3"))
 
 
 @pytest.mark.parametrize("name", registry.SCHEDULE_NAMES)
-def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
+def test_schedules_of_rows_are_registered(name: str) -> None:
     chunks = 2 if name in registry.CHUNKED_SCHEDULES else None
-    scenario = Scenario.from_mapping(scenario_mapping(case(schedule=name, vpp="2", pp="4", dp="1", layers="8")))
+    scenario = Scenario.from_mapping(scenario_mapping(step_case(schedule=name, vpp="2", pp="4", dp="1", layers="8")))
     assert scenario.schedule == registry.build_schedule(name, chunks)
 
 
 def test_another_schedule_is_not_modelled() -> None:
     with pytest.raises(CannotPredictError, match="schedule chimera is not modelled"):
-        scenario_mapping(case(schedule="chimera"))
+        scenario_mapping(step_case(schedule="chimera"))
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_another_schedule_is_not_modelled() -> None:
         ("activation offloading on; optimizer offloading on", {"activations": "all", "optimizer": True}),
     ],
 )
-def test_notes_say_what_is_on_the_host(said: str, offload: dict[str, Any] | None) -> None:
-    training = scenario_mapping(case(**ALONE, zero_stage="3", notes=f"inferred: batch; {said}"))["training"]
+def test_notes_set_the_offloading(said: str, offload: dict[str, Any] | None) -> None:
+    training = scenario_mapping(step_case(**DP_ONLY, zero_stage="3", notes=f"inferred: batch; {said}"))["training"]
     assert training.get("offload") == offload
 
 
 @pytest.mark.parametrize("gpu", ["mi300x", "mi325x", "mi355x"])
 def test_a_row_may_be_of_amds_machines(gpu: str) -> None:
-    scenario = Scenario.from_mapping(scenario_mapping(case(**ALONE, gpu=gpu, interconnect="xgmi")))
+    scenario = Scenario.from_mapping(scenario_mapping(step_case(**DP_ONLY, gpu=gpu, interconnect="xgmi")))
     assert scenario.cluster.name.startswith(gpu)
 
 
 @pytest.mark.parametrize(("year", "attention"), [("2022", "standard"), ("2023", "flash2"), ("2024", "flash")])
-def test_nemo_is_the_software_of_its_year(year: str, attention: str) -> None:
+def test_nemo_attention_depends_on_the_year(year: str, attention: str) -> None:
     """Megatron-LM's unfused attention, then FlashAttention-2, then cuDNN's of Hopper."""
-    mapping = scenario_mapping(case(**ALONE, framework="NeMo", year=year, attention=""))
+    mapping = scenario_mapping(step_case(**DP_ONLY, framework="NeMo", year=year, attention=""))
     assert mapping["training"]["attention"] == attention
 
 
@@ -102,16 +102,18 @@ def test_nemo_is_the_software_of_its_year(year: str, attention: str) -> None:
         ({}, None),
     ],
 )
-def test_layers_stand_where_a_row_says(cells: dict[str, str], split: list[int] | None) -> None:
+def test_layers_per_stage_follow_the_row(cells: dict[str, str], split: list[int] | None) -> None:
     """What a row states in its column goes before what its notes say of embedding and head."""
-    layout = scenario_mapping(case(**cells))["layout"]
+    layout = scenario_mapping(step_case(**cells))["layout"]
     assert layout.get("layers_per_stage") == split
-    assert Scenario.from_mapping(scenario_mapping(case(**cells))).layout.layers_per_stage == (split and tuple(split))
+    assert Scenario.from_mapping(scenario_mapping(step_case(**cells))).layout.layers_per_stage == (
+        split and tuple(split)
+    )
 
 
-def test_layers_that_no_stage_can_hold_are_told() -> None:
+def test_invalid_layers_per_stage_are_rejected() -> None:
     with pytest.raises(InputError, match=r"layout.layers_per_stage.*'two'"):
-        Scenario.from_mapping(scenario_mapping(case(layers_per_stage="two 2")))
+        Scenario.from_mapping(scenario_mapping(step_case(layers_per_stage="two 2")))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,6 @@ def test_layers_that_no_stage_can_hold_are_told() -> None:
 )
 def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backward: bool) -> None:
     """Their code runs unfused elementwise kernels, or waits for every tensor-parallel collective of backward."""
-    mapping = scenario_mapping(case(framework=framework, year="2023"))
+    mapping = scenario_mapping(step_case(framework=framework, year="2023"))
     assert mapping["training"]["fused"] is fused
     assert mapping["layout"]["backward_overlap"] is backward

@@ -16,7 +16,7 @@ HALF = CaseComparison("a", "one", 2.0, 1.0, groupings={"gpu": "x"})
 SAME = CaseComparison("b", "one", 2.0, 2.0, groupings={"gpu": "y"})
 DOUBLE = CaseComparison("c", "two", 1.0, 2.0, groupings={"gpu": "x"})
 SKIPPED = CaseComparison("d", "two", 1.0, None, "no reason", is_expressible=False)
-OWED = CaseComparison("e", "two", 1.0, None, "no reason")
+EXPRESSIBLE = CaseComparison("e", "two", 1.0, None, "no reason")
 
 
 def test_errors_are_predicted_over_measured_less_one() -> None:
@@ -26,23 +26,25 @@ def test_errors_are_predicted_over_measured_less_one() -> None:
 
 
 def test_means_are_over_the_predicted_and_worst_keeps_its_sign() -> None:
-    found = summarize_comparisons([HALF, SAME, DOUBLE, SKIPPED])
-    assert (found.n, found.skipped) == (3, 1)
-    assert found.mape == pytest.approx((0.5 + 0.0 + 1.0) / 3)
-    assert found.median_ape == 0.5
-    assert found.bias == pytest.approx((-0.5 + 0.0 + 1.0) / 3)
-    assert found.worst == 1.0
+    statistics = summarize_comparisons([HALF, SAME, DOUBLE, SKIPPED])
+    assert (statistics.n, statistics.skipped) == (3, 1)
+    assert statistics.mape == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert statistics.median_ape == 0.5
+    assert statistics.bias == pytest.approx((-0.5 + 0.0 + 1.0) / 3)
+    assert statistics.worst == 1.0
     assert summarize_comparisons([HALF, SAME]).worst == -0.5
 
 
-def test_what_cannot_be_said_is_not_owed() -> None:
+def test_inexpressible_cases_do_not_count_as_uncovered() -> None:
     assert summarize_comparisons([HALF, SKIPPED]).covered == 1.0
-    assert summarize_comparisons([HALF, OWED]).covered == 0.5
+    assert summarize_comparisons([HALF, EXPRESSIBLE]).covered == 0.5
 
 
 def test_a_group_without_predictions_has_no_figures() -> None:
-    found = summarize_comparisons([SKIPPED])
-    assert (found.mape, found.median_ape, found.bias, found.worst, found.covered) == (None,) * 5
+    statistics = summarize_comparisons([SKIPPED])
+    assert (statistics.mape, statistics.median_ape, statistics.bias, statistics.worst, statistics.covered) == (
+        None,
+    ) * 5
 
 
 def test_a_macro_mean_counts_sources_not_cases() -> None:
@@ -55,8 +57,8 @@ def test_a_macro_mean_counts_sources_not_cases() -> None:
 
 
 def test_cases_without_a_factor_are_in_none_of_its_groups() -> None:
-    found = statistics_by_grouping([HALF, SAME, DOUBLE, SKIPPED])
-    assert {value: error_statistics.n for value, error_statistics in found["gpu"].items()} == {"x": 2, "y": 1}
+    groups = statistics_by_grouping([HALF, SAME, DOUBLE, SKIPPED])
+    assert {value: group.n for value, group in groups["gpu"].items()} == {"x": 2, "y": 1}
 
 
 def test_a_comparison_is_plain_data() -> None:
@@ -66,7 +68,7 @@ def test_a_comparison_is_plain_data() -> None:
     assert not any(isinstance(value, float) and math.isnan(value) for value in plain.values())
 
 
-def test_numbers_are_in_their_order_and_words_after_them() -> None:
+def test_groups_are_sorted_numerically_then_by_label() -> None:
     cases = [
         CaseComparison(item, "one", 1.0, 1.0, groupings={"nodes": item}) for item in ("16", "not stated", "2", "128")
     ]

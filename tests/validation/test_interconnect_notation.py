@@ -45,7 +45,7 @@ from clustersim.validation.interconnect_notation import InterconnectSpec, Networ
         ("", InterconnectSpec()),
     ],
 )
-def test_words_are_read(text, expected):
+def test_interconnect_notation_is_parsed(text, expected):
     assert parse_interconnect(text) == expected
 
 
@@ -60,15 +60,15 @@ def test_words_are_read(text, expected):
         ("nvlink4 + 8x99999999999999999999G", "is not from 1"),
     ],
 )
-def test_an_unknown_word_is_refused_with_the_nearest_one(text, sentence):
+def test_an_unknown_word_is_rejected_with_a_suggestion(text, sentence):
     with pytest.raises(InputError, match=sentence):
         parse_interconnect(text)
 
 
-def test_every_shipped_interconnect_that_is_predicted_is_read_and_a_users_wrong_one_is_skipped(tmp_path):
+def test_an_invalid_interconnect_is_skipped(tmp_path):
     table = tmp_path / "mine.csv"
-    header, first = (PUBLISHED_FOLDER / "collectives.csv").read_text(encoding="utf-8").splitlines()[:2]
-    table.write_text(f"{header}\n{first.replace(',nvlink4,', ',nvlink44,')}\n", encoding="utf-8")
+    header, first_line = (PUBLISHED_FOLDER / "collectives.csv").read_text(encoding="utf-8").splitlines()[:2]
+    table.write_text(f"{header}\n{first_line.replace(',nvlink4,', ',nvlink44,')}\n", encoding="utf-8")
     (wrong,) = compare_collectives(read_collectives(table))
     assert wrong.skip_reason == "interconnect: unknown word 'nvlink44'; did you mean nvlink4?"
     assert not wrong.is_expressible

@@ -27,7 +27,7 @@ ATTENTION = GEMM | {
 }
 
 
-def compared(folder: Path, *rows: dict[str, str]) -> list[CaseComparison]:
+def compare_table(folder: Path, *rows: dict[str, str]) -> list[CaseComparison]:
     return compare_kernels(read_kernels(write_table(folder / "mine.csv", *rows)))
 
 
@@ -36,26 +36,26 @@ def shipped() -> list[CaseComparison]:
     return compare_kernels(read_kernels())
 
 
-def test_shipped_kernels_are_predicted_within_eleven_percent(shipped: list[CaseComparison]) -> None:
-    found = summarize_comparisons(shipped)
-    assert found.mape is not None
-    assert found.mape <= 0.11
-    assert found.n >= 1000
+def test_packaged_kernels_are_predicted_within_eleven_percent(shipped: list[CaseComparison]) -> None:
+    statistics = summarize_comparisons(shipped)
+    assert statistics.mape is not None
+    assert statistics.mape <= 0.11
+    assert statistics.n >= 1000
 
 
-def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[CaseComparison]) -> None:
+def test_every_packaged_row_is_predicted_or_has_a_reason(shipped: list[CaseComparison]) -> None:
     assert len(shipped) == len(read_kernels())
     assert all((case_comparison.predicted is None) == bool(case_comparison.skip_reason) for case_comparison in shipped)
     assert not any(item.skip_reason for item in shipped if item.is_expressible)
 
 
 def test_upper_bounds_are_not_compared(shipped: list[CaseComparison]) -> None:
-    bounds = [number for number, case in enumerate(read_kernels()) if "best shape" in case.text("implementation")]
+    bounds = [index for index, case in enumerate(read_kernels()) if "best shape" in case.text("implementation")]
     assert bounds
-    assert all(shipped[number].predicted is None for number in bounds)
+    assert all(shipped[index].predicted is None for index in bounds)
 
 
-def test_a_matmul_is_what_the_roofline_says(tmp_path: Path) -> None:
+def test_a_matmul_is_predicted_by_the_roofline(tmp_path: Path) -> None:
     case, accumulated = read_kernels(
         write_table(tmp_path / "t.csv", GEMM, GEMM | {"dtype": "bf16 -> fp32", "layout": "NT"})
     )
@@ -72,23 +72,25 @@ def test_a_matmul_is_what_the_roofline_says(tmp_path: Path) -> None:
     )  # type: ignore[union-attr]
 
 
-def test_a_batch_of_products_is_one_kernel_of_as_many(tmp_path: Path) -> None:
-    one, four = map(timed_matmul, read_kernels(write_table(tmp_path / "t.csv", GEMM, GEMM | {"batch": "4"})))
-    assert (four.flops, four.bytes) == (4 * one.flops, 4 * one.bytes)
+def test_a_batched_matmul_is_one_kernel(tmp_path: Path) -> None:
+    single, batched = map(timed_matmul, read_kernels(write_table(tmp_path / "t.csv", GEMM, GEMM | {"batch": "4"})))
+    assert (batched.flops, batched.bytes) == (4 * single.flops, 4 * single.bytes)
 
 
-def test_a_rate_gives_the_time_by_the_flop_that_its_convention_counts(tmp_path: Path) -> None:
+def test_a_rate_is_converted_by_its_flop_convention(tmp_path: Path) -> None:
     """4 b h s^2 d FLOP of 2 sequences, half of them under a causal mask: 0.275 TFLOP at 500 TFLOP/s, 0.55 ms."""
-    halved, whole = compared(tmp_path, ATTENTION, ATTENTION | {"flop_convention": "full matrix (no causal halving)"})
+    halved, full_matrix = compare_table(
+        tmp_path, ATTENTION, ATTENTION | {"flop_convention": "full matrix (no causal halving)"}
+    )
     flops = 4 * 2 * 32 * 4096**2 * 128
     assert halved.measured == pytest.approx(flops / 2 / 500e12)
-    assert whole.measured == pytest.approx(flops / 500e12)
-    (gemm,) = compared(tmp_path, GEMM | {"time_us": "", "tflops": "700"})
+    assert full_matrix.measured == pytest.approx(flops / 500e12)
+    (gemm,) = compare_table(tmp_path, GEMM | {"time_us": "", "tflops": "700"})
     assert gemm.measured == pytest.approx(2 * 8192**3 / 700e12)
 
 
 def test_forward_and_backward_add_up(tmp_path: Path) -> None:
-    forward, backward, both = compared(
+    forward, backward, both = compare_table(
         tmp_path, ATTENTION, ATTENTION | {"direction": "bwd"}, ATTENTION | {"direction": "fwd+bwd"}
     )
     assert forward.predicted is not None
@@ -104,9 +106,9 @@ def test_backward_is_five_products_of_forwards_two(tmp_path: Path) -> None:
     assert forward.dtype is DType.BF16
 
 
-def test_names_of_shipped_accelerators_are_known_too(tmp_path: Path) -> None:
-    table_name, own_name = compared(tmp_path, GEMM | {"gpu": "b200"}, GEMM | {"gpu": "b200-sxm-180gb"})
-    assert table_name.predicted == own_name.predicted
+def test_packaged_accelerator_names_are_accepted(tmp_path: Path) -> None:
+    table_name, packaged_name = compare_table(tmp_path, GEMM | {"gpu": "b200"}, GEMM | {"gpu": "b200-sxm-180gb"})
+    assert table_name.predicted == packaged_name.predicted
     assert table_name.case_id == "gemm-b200-8192x8192x8192-bf16-TN-cuBLAS"
 
 
@@ -131,8 +133,8 @@ def test_names_of_shipped_accelerators_are_known_too(tmp_path: Path) -> None:
         ({"implementation": "best shape of a search"}, "upper bound"),
     ],
 )
-def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
-    bad, good = compared(tmp_path, GEMM | change, GEMM)
+def test_an_unpredictable_row_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    bad, good = compare_table(tmp_path, GEMM | change, GEMM)
     assert reason in (bad.skip_reason or "")
     assert not bad.is_expressible
     assert good.predicted is not None
@@ -147,16 +149,14 @@ def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[st
         {"direction": ""},
     ],
 )
-def test_attention_that_is_not_the_modelled_one_is_no_row_of_a_comparison(
-    tmp_path: Path, change: dict[str, str]
-) -> None:
-    bad, good = compared(tmp_path, ATTENTION | change, ATTENTION)
+def test_unmodelled_attention_is_not_compared(tmp_path: Path, change: dict[str, str]) -> None:
+    bad, good = compare_table(tmp_path, ATTENTION | change, ATTENTION)
     assert bad.skip_reason
     assert not bad.is_expressible
     assert good.predicted is not None
 
 
-def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", {key: text for key, text in GEMM.items() if key not in ("k", "dtype")})
     with pytest.raises(InputError, match="lacks columns k, dtype"):
         read_kernels(path)

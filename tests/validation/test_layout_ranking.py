@@ -7,29 +7,32 @@ import pytest
 from clustersim.validation.cases import ValidationCase
 from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.layout_ranking import LayoutRanking, kendall_tau_b, rank_layouts
-from tests.validation.sample_cases import case, compared
+from tests.validation.sample_cases import make_comparison, step_case
 
 LAYOUTS = ({"tp": "8", "pp": "1", "dp": "1"}, {"tp": "1", "pp": "8", "dp": "1"}, {"tp": "1", "pp": "1", "dp": "8"})
 
 
-def ranked(measured: tuple[float, ...], predicted: tuple[float | None, ...], **cells: str) -> LayoutRanking:
-    cases = three(measured, **cells)
-    return rank_layouts(cases, answers(cases, predicted))
+def rank_cases(measured: tuple[float, ...], predicted: tuple[float | None, ...], **cells: str) -> LayoutRanking:
+    cases = three_layout_cases(measured, **cells)
+    return rank_layouts(cases, make_comparisons(cases, predicted))
 
 
-def three(measured: tuple[float, ...], **cells: str) -> list[ValidationCase]:
+def three_layout_cases(measured: tuple[float, ...], **cells: str) -> list[ValidationCase]:
     pairs = zip(LAYOUTS, measured, strict=True)
     return [
-        case(case_id=f"case{n}", step_time_s=str(seconds), **cells, **axes) for n, (axes, seconds) in enumerate(pairs)
+        step_case(case_id=f"case{n}", step_time_s=str(seconds), **cells, **axes)
+        for n, (axes, seconds) in enumerate(pairs)
     ]
 
 
-def answers(cases: list[ValidationCase], predicted: tuple[float | None, ...]) -> list[CaseComparison]:
-    return [compared(validation_case, seconds) for validation_case, seconds in zip(cases, predicted, strict=True)]
+def make_comparisons(cases: list[ValidationCase], predicted: tuple[float | None, ...]) -> list[CaseComparison]:
+    return [
+        make_comparison(validation_case, seconds) for validation_case, seconds in zip(cases, predicted, strict=True)
+    ]
 
 
-def test_the_right_order_costs_nothing() -> None:
-    ranking = ranked((1.0, 2.0, 3.0), (0.5, 0.6, 0.7))
+def test_the_right_order_has_no_regret() -> None:
+    ranking = rank_cases((1.0, 2.0, 3.0), (0.5, 0.6, 0.7))
     assert ranking.mean_regret == 0.0
     assert ranking.mean_kendall_tau == 1.0
     assert ranking.correct_count == 1
@@ -37,56 +40,63 @@ def test_the_right_order_costs_nothing() -> None:
 
 def test_regret_is_what_the_choice_takes_longer_than_the_fastest() -> None:
     """Predicted to be fastest is the one that took 1.2 s; the fastest took 1.0 s. One of three pairs is in order."""
-    ranking = ranked((1.0, 1.2, 3.0), (5.0, 3.0, 4.0))
+    ranking = rank_cases((1.0, 1.2, 3.0), (5.0, 3.0, 4.0))
     assert ranking.mean_regret == pytest.approx(0.2)
     assert ranking.mean_kendall_tau == pytest.approx((1 - 2) / 3)
     assert ranking.sets[0].measured_fastest == "case0"
     assert ranking.sets[0].predicted_fastest == "case1"
 
 
-def test_a_blind_choice_costs_the_mean_of_all_choices() -> None:
+def test_the_regret_of_a_random_choice_is_the_mean_regret() -> None:
     """Choices of 1.0, 1.2 and 3.0 s cost 0, 0.2 and 2.0, whatever is predicted; sets count once each."""
-    assert ranked((1.0, 1.2, 3.0), (5.0, 3.0, 4.0)).mean_random_regret == pytest.approx((0.0 + 0.2 + 2.0) / 3)
-    one, other = three((1.0, 1.2, 3.0), seq="1024"), three((1.0, 1.0, 1.0), seq="2048")
-    both = rank_layouts([*one, *other], answers([*one, *other], (1.0,) * 6))
-    assert both.to_json()["mean_regret_by_chance"] == pytest.approx((2.2 / 3 + 0.0) / 2)
-    assert both.to_json()["list"][1]["regret_by_chance"] == 0.0
+    assert rank_cases((1.0, 1.2, 3.0), (5.0, 3.0, 4.0)).mean_random_regret == pytest.approx((0.0 + 0.2 + 2.0) / 3)
+    short_sequences, long_sequences = (
+        three_layout_cases((1.0, 1.2, 3.0), seq="1024"),
+        three_layout_cases((1.0, 1.0, 1.0), seq="2048"),
+    )
+    ranking = rank_layouts(
+        [*short_sequences, *long_sequences], make_comparisons([*short_sequences, *long_sequences], (1.0,) * 6)
+    )
+    assert ranking.to_json()["mean_regret_by_chance"] == pytest.approx((2.2 / 3 + 0.0) / 2)
+    assert ranking.to_json()["list"][1]["regret_by_chance"] == 0.0
 
 
 def test_of_layouts_predicted_to_be_equally_fast_the_worst_counts() -> None:
-    assert ranked((1.0, 2.0, 3.0), (0.5, 0.5, 0.7)).mean_regret == pytest.approx(1.0)
+    assert rank_cases((1.0, 2.0, 3.0), (0.5, 0.5, 0.7)).mean_regret == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     "column", ["seq", "global_batch", "gpu", "n_gpus", "layers", "recompute", "precision", "source"]
 )
 def test_cases_that_differ_in_more_than_layout_are_not_compared(column: str) -> None:
-    cases = three((1.0, 2.0, 3.0))
-    others = [
+    cases = three_layout_cases((1.0, 2.0, 3.0))
+    changed = [
         ValidationCase(validation_case.cells | {column: f"other{n}"}, validation_case.line_number)
         for n, validation_case in enumerate(cases)
     ]
-    assert rank_layouts(cases, answers(cases, (1.0, 2.0, 3.0))).sets
-    assert not rank_layouts(others, answers(others, (1.0, 2.0, 3.0))).sets
+    assert rank_layouts(cases, make_comparisons(cases, (1.0, 2.0, 3.0))).sets
+    assert not rank_layouts(changed, make_comparisons(changed, (1.0, 2.0, 3.0))).sets
 
 
 def test_a_case_without_a_prediction_is_not_in_its_set() -> None:
-    assert ranked((1.0, 2.0, 3.0), (1.0, None, 3.0)).case_count == 2
-    assert ranked((1.0, 2.0, 3.0), (1.0, None, None)).sets == ()
+    assert rank_cases((1.0, 2.0, 3.0), (1.0, None, 3.0)).case_count == 2
+    assert rank_cases((1.0, 2.0, 3.0), (1.0, None, None)).sets == ()
 
 
 def test_the_same_layout_twice_is_one_with_the_mean_time() -> None:
     """Layout a took 1.0 and 3.0 s, so 2.0 s; layout b 2.2 s: b, predicted to be faster, costs a tenth."""
     a, b = LAYOUTS[:2]
-    cases = [case(step_time_s="1", **a), case(step_time_s="3", **a), case(step_time_s="2.2", **b)]
-    ranking = rank_layouts(cases, answers(cases, (1.0, 1.0, 0.9)))
+    cases = [step_case(step_time_s="1", **a), step_case(step_time_s="3", **a), step_case(step_time_s="2.2", **b)]
+    ranking = rank_layouts(cases, make_comparisons(cases, (1.0, 1.0, 0.9)))
     assert ranking.sets[0].layout_count == 2
     assert ranking.mean_regret == pytest.approx(0.1)
 
 
-def test_every_set_counts_once_and_sources_are_told_apart() -> None:
-    good, bad = three((1.0, 2.0, 3.0), source="good"), three((1.0, 2.0, 3.0), source="bad")
-    ranking = rank_layouts([*good, *bad], answers(good, (1.0, 2.0, 3.0)) + answers(bad, (3.0, 2.0, 1.0)))
+def test_sets_have_equal_weight_and_sources_are_separate() -> None:
+    good, bad = three_layout_cases((1.0, 2.0, 3.0), source="good"), three_layout_cases((1.0, 2.0, 3.0), source="bad")
+    ranking = rank_layouts(
+        [*good, *bad], make_comparisons(good, (1.0, 2.0, 3.0)) + make_comparisons(bad, (3.0, 2.0, 1.0))
+    )
     assert ranking.mean_kendall_tau == 0.0
     assert ranking.mean_regret == pytest.approx(1.0)
     assert {source: layout_ranking.mean_regret for source, layout_ranking in ranking.by_source().items()} == {

@@ -16,101 +16,105 @@ from clustersim.validation.megatron_notes import stated_dimensions
 from clustersim.validation.memory import compare_memory, judge_memory_fit, read_memory
 from clustersim.validation.steps import build_scenario, compare_step, read_steps
 from tests.validation.csv_tables import write_table
-from tests.validation.sample_cases import ROW, case
+from tests.validation.sample_cases import BASE_ROW, step_case
 
-RUN = {key: text for key, text in ROW.items() if key not in ("step_time_s", "quality")} | {"model": "made up"}
-MEASURED = RUN | {"quantity": "peak_allocated", "rank": "", "bytes": "1e9", "fits": "yes"}
-SHIPPED = "titan-T1-fsdp"  # a step whose memory was measured too
-
-
-def cases(folder: Path, *changes: dict[str, str]) -> list[ValidationCase]:
-    return read_memory(write_table(folder / "mine.csv", *(MEASURED | change for change in changes)))
+RUN_ROW = {key: text for key, text in BASE_ROW.items() if key not in ("step_time_s", "quality")} | {"model": "made up"}
+MEMORY_ROW = RUN_ROW | {"quantity": "peak_allocated", "rank": "", "bytes": "1e9", "fits": "yes"}
+PACKAGED_STEP = "titan-T1-fsdp"  # a step whose memory was measured too
 
 
-def compared(folder: Path, *changes: dict[str, str]) -> list[CaseComparison]:
-    return compare_memory(cases(folder, *changes))
+def memory_cases(folder: Path, *changes: dict[str, str]) -> list[ValidationCase]:
+    return read_memory(write_table(folder / "mine.csv", *(MEMORY_ROW | change for change in changes)))
 
 
-def predicted(folder: Path, *changes: dict[str, str]) -> list[float]:
-    found = compared(folder, *changes)
-    assert not [case_comparison.skip_reason for case_comparison in found if case_comparison.predicted is None]
-    return [item.predicted or 0.0 for item in found]
+def compare_table(folder: Path, *changes: dict[str, str]) -> list[CaseComparison]:
+    return compare_memory(memory_cases(folder, *changes))
 
 
-def test_quantities_hold_ever_more(tmp_path: Path) -> None:
+def predict_table(folder: Path, *changes: dict[str, str]) -> list[float]:
+    comparisons = compare_table(folder, *changes)
+    assert not [comparison.skip_reason for comparison in comparisons if comparison.predicted is None]
+    return [case_comparison.predicted or 0.0 for case_comparison in comparisons]
+
+
+def test_memory_quantities_are_ordered(tmp_path: Path) -> None:
     """What stays between steps, allocated at the peak, reserved with fragmentation, and all with driver and NCCL."""
     names = ("allocated_at_log", "peak_allocated", "peak_reserved", "nvidia_smi_used")
-    between, allocated, reserved, used = predicted(tmp_path, *({"quantity": name} for name in names))
+    between, allocated, reserved, used = predict_table(tmp_path, *({"quantity": name} for name in names))
     assert between < allocated < reserved < used
-    scenario = build_scenario(cases(tmp_path, {})[0])
+    scenario = build_scenario(memory_cases(tmp_path, {})[0])
     assert reserved == pytest.approx(allocated * scenario.framework.fragmentation)
     assert used == pytest.approx(check(scenario).peak_memory_bytes)
 
 
-def test_states_of_a_stage_are_what_the_zero_paper_counts(tmp_path: Path) -> None:
+def test_model_states_of_a_stage_equal_the_zero_paper(tmp_path: Path) -> None:
     """Half of 4 layers, 12 h^2 weights each, and the embedding, over tp 2; bf16 with fp32 gradients: 18 bytes each.
 
     The table of positions (seq x h) is whole on every rank of the first stage; biases and norms are the rest. Beside
     states there are 96 MiB of workspaces and a message each way, a half of it from each rank.
     """
-    first, last = predicted(
+    first, last = predict_table(
         tmp_path,
         {"quantity": "allocated_at_log", "rank": "first pipeline stage"},
         {"quantity": "allocated_at_log", "rank": "stage 1"},
     )
     weights = (2 * 12 * 1024**2 + 51200 * 1024) / 2
     microbatch, sequence, hidden, tp = 2, 1024, 1024, 2
-    rest = 96 * 2**20 + 2 * 2 * microbatch * sequence * hidden / tp
-    assert first - rest == pytest.approx(18 * (weights + 1024 * 1024), rel=2e-3)
-    assert last - rest == pytest.approx(18 * weights, rel=2e-3)
+    other_bytes = 96 * 2**20 + 2 * 2 * microbatch * sequence * hidden / tp
+    assert first - other_bytes == pytest.approx(18 * (weights + 1024 * 1024), rel=2e-3)
+    assert last - other_bytes == pytest.approx(18 * weights, rel=2e-3)
 
 
 def test_a_rank_is_one_of_its_stage(tmp_path: Path) -> None:
     """Ranks are numbered tp, dp, pp: the first four are of the first stage."""
-    first, same, other, fullest = predicted(
+    first, same, other, fullest = predict_table(
         tmp_path, {"rank": "0"}, {"rank": "3"}, {"rank": "4"}, {"rank": "max over ranks"}
     )
-    stages = memory_timelines(build_scenario(cases(tmp_path, {})[0]))
+    stages = memory_timelines(build_scenario(memory_cases(tmp_path, {})[0]))
     assert len(stages) == 2
     assert first == same
     assert first != other
     assert fullest == max(first, other)
 
 
-def test_a_row_of_a_shipped_step_takes_what_it_leaves_out_from_it(tmp_path: Path) -> None:
-    step = next(case for case in read_steps() if case.text("case_id") == SHIPPED)
-    bare = dict.fromkeys(MEASURED, "") | {"case_id": SHIPPED, "quantity": "peak_allocated", "bytes": "8e10"}
-    whole = {column: step.text(column) for column in step.cells} | {"case_id": "another name"}
-    joined, own = compare_memory(read_memory(write_table(tmp_path / "t.csv", bare, bare | whole)))
-    assert joined.predicted == own.predicted
+def test_a_row_inherits_missing_cells_of_a_packaged_step(tmp_path: Path) -> None:
+    step = next(case for case in read_steps() if case.text("case_id") == PACKAGED_STEP)
+    incomplete = dict.fromkeys(MEMORY_ROW, "") | {
+        "case_id": PACKAGED_STEP,
+        "quantity": "peak_allocated",
+        "bytes": "8e10",
+    }
+    complete = {column: step.text(column) for column in step.cells} | {"case_id": "another name"}
+    joined, explicit = compare_memory(read_memory(write_table(tmp_path / "t.csv", incomplete, incomplete | complete)))
+    assert joined.predicted == explicit.predicted
     assert joined.predicted is not None
 
 
-def test_a_row_without_dimensions_takes_those_of_a_shipped_model_of_its_name(tmp_path: Path) -> None:
+def test_missing_dimensions_are_those_of_the_named_preset(tmp_path: Path) -> None:
     dimensions = ("layers", "hidden", "ffn_hidden", "heads", "vocab", "mlp")
     bare = dict.fromkeys(dimensions, "") | {"model": "GPT 22B", "tp": "8", "pp": "1", "dp": "1"}
     stated = {"layers": "48", "hidden": "6144", "ffn_hidden": "24576", "heads": "64", "vocab": "51200", "mlp": "gelu"}
-    by_name, by_dimensions = predicted(tmp_path, bare, bare | stated | {"tied_embeddings": "yes"})
+    by_name, by_dimensions = predict_table(tmp_path, bare, bare | stated | {"tied_embeddings": "yes"})
     assert by_name == by_dimensions
-    (unknown,) = compared(tmp_path, bare | {"model": "of our own"})
+    (unknown,) = compare_table(tmp_path, bare | {"model": "of our own"})
     assert unknown.skip_reason == "dimensions of model of our own are not stated, and not shipped"
     assert not unknown.is_expressible
 
 
-def test_a_preset_is_found_by_its_name_as_others_write_it(tmp_path: Path) -> None:
+def test_preset_names_are_normalized(tmp_path: Path) -> None:
     bare = {"layers": "", "hidden": "", "ffn_hidden": "", "heads": "", "vocab": "", "mlp": ""}
-    ours, theirs = predicted(tmp_path, bare | {"model": "llama3-8b"}, bare | {"model": "Llama3.1_8B"})
+    ours, theirs = predict_table(tmp_path, bare | {"model": "llama3-8b"}, bare | {"model": "Llama3.1_8B"})
     assert ours == theirs
 
 
-def test_a_batch_that_is_not_stated_fills_the_pipeline(tmp_path: Path) -> None:
-    unstated, full = predicted(tmp_path, {"global_batch": "", "dp": ""}, {"global_batch": "64"})
+def test_a_missing_batch_fills_the_pipeline(tmp_path: Path) -> None:
+    unstated, full = predict_table(tmp_path, {"global_batch": "", "dp": ""}, {"global_batch": "64"})
     assert unstated == full
 
 
 def test_whether_a_run_fits_is_judged_once_for_all_its_rows(tmp_path: Path) -> None:
     huge = {"case_id": "huge", "layers": "4000", "bytes": "", "fits": "oom"}
-    table = cases(tmp_path, {}, {"quantity": "peak_reserved"}, huge, huge | {"fits": "yes", "case_id": "not so"})
+    table = memory_cases(tmp_path, {}, {"quantity": "peak_reserved"}, huge, huge | {"fits": "yes", "case_id": "not so"})
     fits, oom, wrong = judge_memory_fit(table)
     assert [fits.is_correct, oom.is_correct, wrong.is_correct] == [True, True, False]
     assert [fits.predicted, oom.predicted, wrong.predicted] == [True, False, False]
@@ -118,7 +122,7 @@ def test_whether_a_run_fits_is_judged_once_for_all_its_rows(tmp_path: Path) -> N
 
 
 def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
-    (verdict,) = judge_memory_fit(cases(tmp_path, {"precision": "fp8"}))
+    (verdict,) = judge_memory_fit(memory_cases(tmp_path, {"precision": "fp8"}))
     assert not verdict.is_correct
     assert "fp8" in (verdict.skip_reason or "")
 
@@ -142,39 +146,39 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
         ({"micro_batch": "3"}, "global_batch"),
     ],
 )
-def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
-    bad, good = compared(tmp_path, {"experts": ""} | change, {"experts": ""})
+def test_an_unpredictable_row_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    bad, good = compare_table(tmp_path, {"experts": ""} | change, {"experts": ""})
     assert reason in (bad.skip_reason or "")
     assert not bad.is_expressible
     assert good.predicted is not None
 
 
-def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", {key: text for key, text in MEASURED.items() if key != "quantity"})
+def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", {key: text for key, text in MEMORY_ROW.items() if key != "quantity"})
     with pytest.raises(InputError, match="lacks column quantity"):
         read_memory(path)
 
 
-def test_what_the_allocator_gives_out_needs_no_gpu_but_nobody_says_whether_it_fits(tmp_path: Path) -> None:
-    known, unknown = predicted(tmp_path, {}, {"gpu": "unknown"})
-    assert known == unknown
-    (verdict,) = judge_memory_fit(cases(tmp_path, {}, {"gpu": ""}))
-    assert verdict.case_id == MEASURED["case_id"]
+def test_allocated_memory_needs_no_gpu_but_a_verdict_does(tmp_path: Path) -> None:
+    with_gpu, without_gpu = predict_table(tmp_path, {}, {"gpu": "unknown"})
+    assert with_gpu == without_gpu
+    (verdict,) = judge_memory_fit(memory_cases(tmp_path, {}, {"gpu": ""}))
+    assert verdict.case_id == MEMORY_ROW["case_id"]
 
 
 def test_the_fuller_of_the_first_and_the_last_stage(tmp_path: Path) -> None:
     four = {"pp": "4", "dp": "1", "layers": "4"}
     stages = [four | {"rank": f"stage {stage}"} for stage in range(4)]
-    *each, ends = predicted(tmp_path, *stages, four | {"rank": "max of first and last stage"})
+    *each, ends = predict_table(tmp_path, *stages, four | {"rank": "max of first and last stage"})
     assert ends == max(each[0], each[3])
 
 
-def test_a_rank_that_the_source_does_not_say_is_the_one_that_the_software_logs(tmp_path: Path) -> None:
+def test_an_unstated_rank_is_the_one_the_framework_logs(tmp_path: Path) -> None:
     """Megatron-LM's tensorboard is written by its last rank; others' rows are of the fullest, as rows without notes."""
     small = {"vocab": "2048", "rank": ""}  # so that the first stage, which has two microbatches in flight, is fullest
     unsaid = small | {"notes": "inferred: which rank; num-layers 4"}
     other = {"framework": ""}
-    logged, last, fullest, theirs, full = predicted(
+    logged, last, fullest, theirs, full = predict_table(
         tmp_path, unsaid, small | {"rank": "stage 1"}, small, unsaid | other, small | other
     )
     assert logged == last
@@ -187,16 +191,16 @@ def test_dimensions_may_be_in_the_notes_as_megatrons_arguments(tmp_path: Path) -
     bare = dict.fromkeys(("layers", "hidden", "ffn_hidden", "heads", "vocab", "mlp", "tied_embeddings"), "")
     notes = {"notes": "golden; num-layers 4; hidden-size 1024; num-attention-heads 16; num-query-groups 4"}
     stated = {"layers": "4", "hidden": "1024", "ffn_hidden": "4096", "heads": "16", "kv_heads": "4", "vocab": "50432"}
-    noted, plain = predicted(tmp_path, bare | notes, stated | {"mlp": "gelu", "tied_embeddings": "yes"})
+    noted, plain = predict_table(tmp_path, bare | notes, stated | {"mlp": "gelu", "tied_embeddings": "yes"})
     assert noted == plain
-    (few,) = compared(tmp_path, bare | {"notes": "num-layers 4; hidden-size 1024"})
+    (few,) = compare_table(tmp_path, bare | {"notes": "num-layers 4; hidden-size 1024"})
     assert few.predicted is None
 
 
 def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
     """400 layers of 8,192 on eight A100 are no less predicted; a step without a scenario says nothing of memory."""
     usual, huge, refused = (
-        compare_step(case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"})
+        compare_step(step_case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"})
     )
     assert (usual.fits_in_memory, huge.fits_in_memory, refused.fits_in_memory) == (True, False, None)
     assert huge.predicted is not None
@@ -205,13 +209,13 @@ def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
 EXPERTS = {"experts": "8", "top_k": "2", "moe_ffn_hidden": "512", "ep": "2", "pp": "1", "dp": "4"}
 
 
-def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> None:
+def test_megatron_moe_arguments_are_read(tmp_path: Path) -> None:
     """As the notes of its functional tests have it; experts that are not grouped run one after the other."""
-    words = "num-experts 8; expert-tensor-parallel-size 2; moe-token-dispatcher-type allgather"
+    notes = "num-experts 8; expert-tensor-parallel-size 2; moe-token-dispatcher-type allgather"
     plain, grouped = (
-        build_scenario(validation_case)
-        for validation_case in cases(
-            tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"}
+        build_scenario(memory_case)
+        for memory_case in memory_cases(
+            tmp_path, EXPERTS | {"notes": notes}, EXPERTS | {"notes": f"{notes}; moe-grouped-gemm True"}
         )
     )
     assert plain.layout.effective_etp == 2
@@ -227,22 +231,22 @@ def test_widths_of_experts_are_among_the_arguments() -> None:
     notes = "num-layers 12; hidden-size 512; num-attention-heads 8; num-experts 8; moe-router-topk 2"
     plain = stated_dimensions(notes, "2")
     assert (plain["experts"], plain["top_k"], plain["ffn_hidden"]) == ("8", "2", "2048")
-    narrow = stated_dimensions(f"{notes}; moe-ffn-hidden-size 1024; moe-shared-expert-intermediate-size 512", "2")
-    assert (narrow["moe_ffn_hidden"], narrow["shared_experts"]) == ("1024", "0.5")
+    with_widths = stated_dimensions(f"{notes}; moe-ffn-hidden-size 1024; moe-shared-expert-intermediate-size 512", "2")
+    assert (with_widths["moe_ffn_hidden"], with_widths["shared_experts"]) == ("1024", "0.5")
 
 
-def test_grouped_products_take_workspaces_of_their_own(tmp_path: Path) -> None:
+def test_grouped_gemms_have_their_own_workspaces(tmp_path: Path) -> None:
     """Transformer Engine's: 32 MiB on each of four streams, where experts are grouped."""
     between = EXPERTS | {"quantity": "allocated_at_log"}
-    loop, grouped = predicted(tmp_path, between | {"notes": "experts one after the other"}, between)
+    loop, grouped = predict_table(tmp_path, between | {"notes": "experts one after the other"}, between)
     assert grouped - loop == 4 * 32 * 2**20
 
 
 def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
-    wanted = SelectiveRecompute(frozenset({RecomputeModule.MOE, RecomputeModule.LAYERNORM}))
+    expected = SelectiveRecompute(frozenset({RecomputeModule.MOE, RecomputeModule.LAYERNORM}))
     for text in ("selective:[moe layernorm]", "modules:moe+layernorm"):
-        (row,) = cases(tmp_path, {"recompute": text})
-        assert build_scenario(row).training.recompute == wanted
+        (row,) = memory_cases(tmp_path, {"recompute": text})
+        assert build_scenario(row).training.recompute == expected
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,7 @@ def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
         ("fine-grained-activation-offloading", "single operators on the host"),
     ],
 )
-def test_what_a_mixture_ran_with_and_is_not_modelled_is_said(tmp_path: Path, notes: str, reason: str) -> None:
-    (refused,) = compared(tmp_path, EXPERTS | {"notes": notes})
+def test_unmodelled_moe_settings_have_a_reason(tmp_path: Path, notes: str, reason: str) -> None:
+    (refused,) = compare_table(tmp_path, EXPERTS | {"notes": notes})
     assert reason in (refused.skip_reason or "")
     assert refused.is_expressible

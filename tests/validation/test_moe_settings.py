@@ -10,71 +10,73 @@ from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.moe_settings import matching_preset
 from clustersim.validation.steps import read_steps
-from tests.validation.sample_cases import case
+from tests.validation.sample_cases import step_case
 
-EIGHT = {"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"}
-SMALL = {**EIGHT, "experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"}
+EIGHT_GPUS = {"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"}
+SMALL_MOE = {**EIGHT_GPUS, "experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"}
 GPT_OSS = {
-    **EIGHT,
+    **EIGHT_GPUS,
     **{"layers": "36", "hidden": "2880", "ffn_hidden": "2880", "heads": "64", "kv_heads": "8", "head_dim": "64"},
     **{"vocab": "201088", "experts": "128", "top_k": "4", "moe_ffn_hidden": "2880", "tied_embeddings": "no"},
 }
 DEEPSEEK = {
-    **EIGHT,
+    **EIGHT_GPUS,
     **{"layers": "4", "hidden": "7168", "ffn_hidden": "18432", "heads": "128", "kv_heads": "128", "head_dim": "128"},
     **{"vocab": "129280", "experts": "256", "top_k": "8", "moe_ffn_hidden": "2048", "shared_experts": "1"},
 }
 MOONLIGHT = {
-    **EIGHT,
+    **EIGHT_GPUS,
     **{"layers": "27", "hidden": "2048", "ffn_hidden": "11264", "heads": "16", "kv_heads": "16", "head_dim": "128"},
     **{"vocab": "163840", "experts": "64", "top_k": "6", "moe_ffn_hidden": "1408", "shared_experts": "2"},
     **{"tied_embeddings": "no", "year": "2026"},
 }
 QWEN = {
-    **EIGHT,
+    **EIGHT_GPUS,
     **{"layers": "48", "hidden": "2048", "ffn_hidden": "6144", "heads": "32", "kv_heads": "4", "head_dim": "128"},
     **{"vocab": "151936", "experts": "128", "top_k": "8", "moe_ffn_hidden": "768", "shared_experts": "0"},
     **{"tied_embeddings": "no", "year": "2026"},
 }
-FUSED = {"permute_unfused": False, "router_unfused": False}
+FUSED_KERNELS = {"permute_unfused": False, "router_unfused": False}
 
 
-def scenario(of: ValidationCase) -> Scenario:
-    return Scenario.from_mapping(scenario_mapping(of))
+def case_to_scenario(row: ValidationCase) -> Scenario:
+    return Scenario.from_mapping(scenario_mapping(row))
 
 
-def test_columns_alone_make_a_mixture_in_every_layer() -> None:
-    model = scenario(case(**SMALL)).model
+def test_columns_alone_define_an_moe_in_every_layer() -> None:
+    model = case_to_scenario(step_case(**SMALL_MOE)).model
     (routed,) = model.distinct_moes
     assert (routed.experts, routed.top_k, routed.ffn, routed.shared) == (16, 4, 512, 2 * 512)
     assert not model.distinct_dense_mlps
 
 
-def test_experts_are_as_wide_as_the_mlp_where_a_row_does_not_say_otherwise() -> None:
-    (routed,) = scenario(case(**{**SMALL, "moe_ffn_hidden": "", "shared_experts": ""})).model.distinct_moes
+def test_expert_width_defaults_to_the_mlp() -> None:
+    (routed,) = case_to_scenario(
+        step_case(**{**SMALL_MOE, "moe_ffn_hidden": "", "shared_experts": ""})
+    ).model.distinct_moes
     assert (routed.ffn, routed.shared) == (4096, 0)
 
 
 @pytest.mark.parametrize(
     ("notes", "dense"), [("first 1 layer dense", 1), ("first 3 layer(s) dense; dense_layers=2", 2), ("", 0)]
 )
-def test_notes_say_how_many_first_layers_are_dense(notes: str, dense: int) -> None:
+def test_notes_set_the_number_of_dense_layers(notes: str, dense: int) -> None:
     """Of a cut model `dense_layers` counts, and not what the whole one has."""
-    layers = layer_specs(scenario(case(**SMALL, notes=notes)).model.stack)
-    assert [isinstance(spec.mlp, DenseMlp) for spec in layers] == [place < dense for place in range(4)]
+    layers = layer_specs(case_to_scenario(step_case(**SMALL_MOE, notes=notes)).model.stack)
+    assert [isinstance(spec.mlp, DenseMlp) for spec in layers] == [layer < dense for layer in range(4)]
 
 
-def test_a_public_mixture_has_what_columns_do_not_say() -> None:
+def test_a_public_moe_has_settings_beyond_the_columns() -> None:
     """gpt-oss: every second layer has a window, experts have biases."""
-    found = case(**GPT_OSS)
-    assert matching_preset(found) == "gpt-oss-120b"
-    model = scenario(found).model
+    public_case = step_case(**GPT_OSS)
+    assert matching_preset(public_case) == "gpt-oss-120b"
+    model = case_to_scenario(public_case).model
     assert {distinct_attention.window for distinct_attention in model.distinct_attentions} == {128, None}
     assert all(distinct_moe.bias for distinct_moe in model.distinct_moes)
 
 
-def test_a_cut_public_mixture_keeps_its_attention() -> None:
-    model = scenario(case(**DEEPSEEK, notes="dense_layers=1")).model
+def test_a_shortened_public_moe_keeps_its_attention() -> None:
+    model = case_to_scenario(step_case(**DEEPSEEK, notes="dense_layers=1")).model
     assert all(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
     assert [isinstance(spec.mlp, MoeMlp) for spec in layer_specs(model.stack)] == [False, True, True, True]
 
@@ -91,8 +93,8 @@ def test_a_cut_public_mixture_keeps_its_attention() -> None:
         {"shared_experts": "1"},
     ],
 )
-def test_a_row_with_other_dimensions_is_no_public_mixture(change: dict[str, str]) -> None:
-    assert matching_preset(case(**{**GPT_OSS, **change})) is None
+def test_other_dimensions_are_no_public_moe(change: dict[str, str]) -> None:
+    assert matching_preset(step_case(**{**GPT_OSS, **change})) is None
 
 
 @pytest.mark.parametrize(
@@ -107,22 +109,24 @@ def test_a_row_with_other_dimensions_is_no_public_mixture(change: dict[str, str]
         ({"framework": "megatron-lm (megatron-core dev)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
     ],
 )
-def test_notes_and_software_say_where_experts_are(cells: dict[str, str], layout: dict[str, Any]) -> None:
-    said = scenario_mapping(case(**{**SMALL, **cells}))["layout"]
-    assert {key: said[key] for key in ("ep", "etp", "dispatcher") if key in said} == layout
+def test_notes_and_framework_set_the_expert_layout(cells: dict[str, str], layout: dict[str, Any]) -> None:
+    mapping = scenario_mapping(step_case(**{**SMALL_MOE, **cells}))["layout"]
+    assert {key: mapping[key] for key in ("ep", "etp", "dispatcher") if key in mapping} == layout
 
 
 @pytest.mark.parametrize(("gpu", "dispatcher"), [("gb200", "hybridep"), ("gb300", "alltoall")])
-def test_a_recipe_that_ran_as_it_stands_has_its_dispatcher(gpu: str, dispatcher: str) -> None:
+def test_an_unchanged_recipe_has_its_dispatcher(gpu: str, dispatcher: str) -> None:
     """gpt-oss of release 0.4 of Megatron Bridge; a row that says no more than its columns has the all-to-all."""
-    said, silent = (case(**GPT_OSS, gpu=gpu, notes=notes) for notes in ("inferred: recipe defaults", ""))
-    assert scenario_mapping(said)["layout"]["dispatcher"] == dispatcher
-    assert scenario_mapping(silent)["layout"]["dispatcher"] == "alltoall"
+    with_defaults, without_notes = (
+        step_case(**GPT_OSS, gpu=gpu, notes=notes) for notes in ("inferred: recipe defaults", "")
+    )
+    assert scenario_mapping(with_defaults)["layout"]["dispatcher"] == dispatcher
+    assert scenario_mapping(without_notes)["layout"]["dispatcher"] == "alltoall"
 
 
 def test_modules_are_recomputed_by_name() -> None:
-    said = scenario_mapping(case(**SMALL, recompute="modules:layernorm+moe_act"))["training"]["recompute"]
-    assert said == {"modules": ["layernorm", "moe_act"]}
+    recompute = scenario_mapping(step_case(**SMALL_MOE, recompute="modules:layernorm+moe_act"))["training"]["recompute"]
+    assert recompute == {"modules": ["layernorm", "moe_act"]}
 
 
 @pytest.mark.parametrize(
@@ -134,10 +138,10 @@ def test_modules_are_recomputed_by_name() -> None:
         ({"notes": "layout Et|(tt|)*2tL, overlap", "layers": "6"}, "Et|(tt|)*2tL"),
     ],
 )
-def test_ends_count_where_the_software_counts_them(cells: dict[str, str], split: Any) -> None:
+def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict[str, str], split: Any) -> None:
     stages = {"pp": "4", "dp": "2", "ep": "2", "schedule": "1f1b"}
-    found = scenario_mapping(case(**{**SMALL, **stages, **cells}))["layout"].get("layers_per_stage")
-    assert found == split
+    layers_per_stage = scenario_mapping(step_case(**{**SMALL_MOE, **stages, **cells}))["layout"].get("layers_per_stage")
+    assert layers_per_stage == split
 
 
 @pytest.mark.parametrize(
@@ -149,8 +153,8 @@ def test_ends_count_where_the_software_counts_them(cells: dict[str, str], split:
         ("", None),
     ],
 )
-def test_notes_say_how_many_layers_predict_further_tokens(notes: str, many: int | None) -> None:
-    assert scenario_mapping(case(**{**SMALL, "notes": notes}))["model"].get("mtp_layers") == many
+def test_notes_set_the_number_of_mtp_layers(notes: str, many: int | None) -> None:
+    assert scenario_mapping(step_case(**{**SMALL_MOE, "notes": notes}))["model"].get("mtp_layers") == many
 
 
 def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
@@ -161,7 +165,7 @@ def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
     )
     assert scenario_mapping(row)["training"]["overheads"] == {"router_loss": True}
     assert Scenario.from_mapping(scenario_mapping(row)).model.mtp_layers == 1
-    assert "overheads" not in scenario_mapping(case(**SMALL))["training"]
+    assert "overheads" not in scenario_mapping(step_case(**SMALL_MOE))["training"]
 
 
 BRIDGE = "megatron-bridge (megatron-core)"
@@ -170,7 +174,7 @@ BRIDGE = "megatron-bridge (megatron-core)"
 @pytest.mark.parametrize(
     ("cells", "overheads"),
     [
-        ({**QWEN, "framework": "megatron-lm (megatron-core dev)"}, {"router_loss": True, **FUSED}),
+        ({**QWEN, "framework": "megatron-lm (megatron-core dev)"}, {"router_loss": True, **FUSED_KERNELS}),
         ({**QWEN, "framework": "megatron-lm"}, {}),
         ({**QWEN, "framework": BRIDGE, "notes": "HybridEP"}, {"router_loss": True}),
         (
@@ -182,7 +186,7 @@ BRIDGE = "megatron-bridge (megatron-core)"
     ],
 )
 def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, str], overheads: dict[str, Any]) -> None:
-    assert scenario_mapping(case(**cells))["training"].get("overheads", {}) == overheads
+    assert scenario_mapping(step_case(**cells))["training"].get("overheads", {}) == overheads
 
 
 @pytest.mark.parametrize(
@@ -193,25 +197,25 @@ def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, s
         (QWEN, {"gradients": "bf16"}, False),
     ],
 )
-def test_recipes_of_mixtures_keep_less_in_fp32(cells: dict[str, str], formats: dict[str, str], beside: bool) -> None:
-    said = scenario_mapping(case(**{**cells, "framework": BRIDGE}))
-    assert said["training"]["precision"] == {"compute": "bf16", **formats}
-    assert said["layout"].get("overlap_shared_experts", False) == beside
+def test_moe_recipes_use_fewer_fp32_states(cells: dict[str, str], formats: dict[str, str], beside: bool) -> None:
+    mapping = scenario_mapping(step_case(**{**cells, "framework": BRIDGE}))
+    assert mapping["training"]["precision"] == {"compute": "bf16", **formats}
+    assert mapping["layout"].get("overlap_shared_experts", False) == beside
 
 
 def test_of_models_with_the_same_layers_it_is_that_with_the_nearest_vocabulary() -> None:
-    assert matching_preset(case(**MOONLIGHT)) == "moonlight-16b-a3b"
-    assert matching_preset(case(**{**MOONLIGHT, "vocab": "102400"})) == "deepseek-v2-lite"
+    assert matching_preset(step_case(**MOONLIGHT)) == "moonlight-16b-a3b"
+    assert matching_preset(step_case(**{**MOONLIGHT, "vocab": "102400"})) == "deepseek-v2-lite"
 
 
 def test_experts_across_ranks_need_experts() -> None:
     with pytest.raises(CannotPredictError, match="without experts"):
-        scenario_mapping(case(**EIGHT))
+        scenario_mapping(step_case(**EIGHT_GPUS))
 
 
-def test_a_mixture_that_leaves_out_how_many_experts_a_token_meets_is_no_prediction() -> None:
+def test_an_moe_without_top_k_is_not_predicted() -> None:
     with pytest.raises(CannotPredictError, match="top_k is not stated"):
-        scenario_mapping(case(**{**SMALL, "top_k": ""}))
+        scenario_mapping(step_case(**{**SMALL_MOE, "top_k": ""}))
 
 
 SCOPES = "cuda_graph_impl=transformer_engine, cuda_graph_scope="
@@ -228,28 +232,28 @@ SCOPES = "cuda_graph_impl=transformer_engine, cuda_graph_scope="
         ("cuda_graph_impl=none", False),
     ],
 )
-def test_notes_say_which_parts_of_passes_are_captured(notes: str, captured: bool | str) -> None:
-    assert scenario_mapping(case(**{**SMALL, "notes": notes}))["framework"]["cuda_graphs"] == captured
+def test_notes_set_the_cuda_graph_scope(notes: str, captured: bool | str) -> None:
+    assert scenario_mapping(step_case(**{**SMALL_MOE, "notes": notes}))["framework"]["cuda_graphs"] == captured
 
 
 @pytest.mark.parametrize(("gpu", "captured"), [("gb200", True), ("h100-sxm-80gb", False)])
 def test_recipes_of_padded_experts_capture_passes_on_blackwell(gpu: str, captured: bool) -> None:
     nemo = {"framework": "nemo (megatron-core)", "year": "2025", "gpu": gpu, "gpus_per_node": "4"}
-    assert scenario_mapping(case(**SMALL, **nemo))["framework"]["cuda_graphs"] == captured
-    assert not scenario_mapping(case(**{**EIGHT, "ep": "1"}, **nemo))["framework"]["cuda_graphs"]
+    assert scenario_mapping(step_case(**SMALL_MOE, **nemo))["framework"]["cuda_graphs"] == captured
+    assert not scenario_mapping(step_case(**{**EIGHT_GPUS, "ep": "1"}, **nemo))["framework"]["cuda_graphs"]
 
 
-def test_models_with_experts_are_launched_at_their_own_pace() -> None:
-    mixed, dense = (scenario(case(**cells)) for cells in (SMALL, {**EIGHT, "ep": "1"}))
+def test_moe_models_have_their_own_launch_times() -> None:
+    mixed, dense = (case_to_scenario(step_case(**cells)) for cells in (SMALL_MOE, {**EIGHT_GPUS, "ep": "1"}))
     assert mixed.framework.name == dense.framework.name
     assert mixed.framework == dense.framework.with_moe_launches() != dense.framework
 
 
 def test_a_slow_host_is_slow_for_models_with_experts() -> None:
-    grace = scenario(case(**{**SMALL, "gpu": "gb200", "gpus_per_node": "4", "interconnect": "nvl72"}))
+    grace = case_to_scenario(step_case(**{**SMALL_MOE, "gpu": "gb200", "gpus_per_node": "4", "interconnect": "nvl72"}))
     assert grace.cluster.accelerator.host_launch_ratio > 1.0
     assert grace.framework.launch_seconds == pytest.approx(
-        grace.cluster.accelerator.host_launch_ratio * scenario(case(**SMALL)).framework.launch_seconds
+        grace.cluster.accelerator.host_launch_ratio * case_to_scenario(step_case(**SMALL_MOE)).framework.launch_seconds
     )
 
 
@@ -263,6 +267,6 @@ def test_a_slow_host_is_slow_for_models_with_experts() -> None:
     ],
 )
 def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: float | None) -> None:
-    for cells in (SMALL, QWEN):
-        (routed,) = scenario(case(**{**cells, "notes": notes})).model.distinct_moes
+    for cells in (SMALL_MOE, QWEN):
+        (routed,) = case_to_scenario(step_case(**{**cells, "notes": notes})).model.distinct_moes
         assert routed.capacity == capacity

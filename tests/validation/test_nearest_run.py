@@ -15,23 +15,23 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("kind", ["steps", "mixtures", "narrow"])
 def test_a_published_run_is_nearest_to_itself(kind: str) -> None:
     case = next(read_step for read_step in read_steps() if case_uncertainty_model(read_step) == kind)
-    found = nearest_run(build_scenario(case))
-    assert found is not None
-    assert found.differences == ()
-    assert (found.source, found.description.split(" on ")[0]) == (case.text("source"), case.text("model"))
+    nearest = nearest_run(build_scenario(case))
+    assert nearest is not None
+    assert nearest.differences == ()
+    assert (nearest.source, nearest.description.split(" on ")[0]) == (case.text("source"), case.text("model"))
 
 
 def test_its_error_is_that_of_validation() -> None:
     case = next(read_step for read_step in read_steps() if read_step.text("case_id") == "nemotron4-340b-6144")
-    found, compared = nearest_run(build_scenario(case)), compare_step(case)
-    assert found is not None
-    assert (found.measured_step_time, found.predicted_step_time) == (compared.measured, compared.predicted)
-    assert found.relative_error == compared.error
+    nearest, compared = nearest_run(build_scenario(case)), compare_step(case)
+    assert nearest is not None
+    assert (nearest.measured_step_time, nearest.predicted_step_time) == (compared.measured, compared.predicted)
+    assert nearest.relative_error == compared.error
 
 
-def test_what_differs_is_told_with_the_largest_amount_first() -> None:
-    found = nearest_run(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cluster.gpus=8192", "layout.dp=64"]))
-    assert found is not None
-    amounts = [words for words in found.differences if "(here" in words]
-    assert amounts and all("GPUs (here 8,192)" not in words or "8,192 GPUs" not in words for words in amounts)
-    assert any(words.endswith("tokens (here 8,192)") or words.endswith("GPUs (here 8,192)") for words in amounts)
+def test_differences_are_sorted_by_amount() -> None:
+    nearest = nearest_run(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cluster.gpus=8192", "layout.dp=64"]))
+    assert nearest is not None
+    amounts = [label for label in nearest.differences if "(here" in label]
+    assert amounts and all("GPUs (here 8,192)" not in label or "8,192 GPUs" not in label for label in amounts)
+    assert any(label.endswith("tokens (here 8,192)") or label.endswith("GPUs (here 8,192)") for label in amounts)

@@ -15,7 +15,7 @@ from clustersim.validation.summary import (
     replace_non_finite,
     summarize_steps,
 )
-from tests.validation.sample_cases import case, compared
+from tests.validation.sample_cases import make_comparison, step_case
 
 
 def test_reasons_are_counted_without_the_line_that_they_are_on() -> None:
@@ -26,12 +26,12 @@ def test_reasons_are_counted_without_the_line_that_they_are_on() -> None:
 
 def test_coverage_of_dense_cases_does_not_ask_the_case() -> None:
     """Of four cases one is a mixture of experts and one of unknown quality; one of the other two is predicted."""
-    cases = [case(), case(tp="3"), case(experts="8"), case(quality="C")]
+    cases = [step_case(), step_case(tp="3"), step_case(experts="8"), step_case(quality="C")]
     comparisons = [
-        compared(cases[0], 0.1),
+        make_comparison(cases[0], 0.1),
         CaseComparison("b", "s", 1.0, None, "impossible", is_expressible=False),
         CaseComparison("c", "s", 1.0, None, "experts", is_expressible=False),
-        compared(cases[3], 0.1),
+        make_comparison(cases[3], 0.1),
     ]
     summary = summarize_steps(cases, comparisons)
     assert summary.coverage.share == 1.0
@@ -40,7 +40,7 @@ def test_coverage_of_dense_cases_does_not_ask_the_case() -> None:
     assert summary.to_json()["coverage"][DENSE_COVERAGE] == {"predicted": 1, "expressible": 2, "share": 0.5}
 
 
-def test_means_of_dense_models_and_of_mixtures_are_told_apart() -> None:
+def test_dense_and_moe_means_are_separate() -> None:
     kinds = {"a": ("dense", 0.1), "b": ("mixtures of experts", 0.3), "c": ("mixtures of experts", -0.5)}
     comparisons = [
         CaseComparison(name, name, 1.0, 1.0 + error, groupings={"layers": kind})
@@ -53,14 +53,14 @@ def test_means_of_dense_models_and_of_mixtures_are_told_apart() -> None:
     assert not ValidationSummary("steps", tuple(comparisons[1:])).macro_by_model_type
 
 
-def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
+def test_sources_with_two_kinds_of_runs_are_split() -> None:
     cases = [
-        case(source="megatron-2021", zero_stage="3"),
-        case(source="megatron-2021"),
-        case(source="nobody", zero_stage="3"),
+        step_case(source="megatron-2021", zero_stage="3"),
+        step_case(source="megatron-2021"),
+        step_case(source="nobody", zero_stage="3"),
     ]
     summary = summarize_steps(
-        cases, [compared(validation_case, 0.1 * (n + 1)) for n, validation_case in enumerate(cases)]
+        cases, [make_comparison(validation_case, 0.1 * (n + 1)) for n, validation_case in enumerate(cases)]
     )
     subsets = summary.subsets or {}
     assert {name: subset.bias for name, subset in subsets.items()} == pytest.approx(
@@ -71,21 +71,25 @@ def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
     )
 
 
-def test_times_of_another_simulator_are_beside_those_that_were_measured() -> None:
+def test_simulated_times_are_reported_separately() -> None:
     """Two layouts were measured; a third of the same job was simulated, and its error of 0.5 is in no figure."""
-    cases = [case(), case(tp="2", dp="4"), case(tp="4", dp="2", step_time_origin="simulated by somebody")]
+    cases = [
+        step_case(),
+        step_case(tp="2", dp="4"),
+        step_case(tp="4", dp="2", step_time_origin="simulated by somebody"),
+    ]
     comparisons = [
-        compared(validation_case, predicted)
+        make_comparison(validation_case, predicted)
         for validation_case, predicted in zip(cases, (0.11, 0.13, 0.15), strict=True)
     ]
     summary = summarize_steps(cases, comparisons)
-    told = summary.to_json()
-    assert (told["overall"]["n"], told["overall"]["mape"]) == (2, pytest.approx(0.2))
-    assert told["coverage"][DENSE_COVERAGE]["expressible"] == told["layouts"]["cases"] == len(told["cases"]) == 2
-    (beside,) = told["simulated_by_others"].values()
-    assert (beside["n"], beside["mape"]) == (1, pytest.approx(0.5))
-    assert len(told["simulated_cases"]) == 1
-    skipped = summarize_steps(cases, [*comparisons[:2], compared(cases[2], None, "no reason")])
+    report = summary.to_json()
+    assert (report["overall"]["n"], report["overall"]["mape"]) == (2, pytest.approx(0.2))
+    assert report["coverage"][DENSE_COVERAGE]["expressible"] == report["layouts"]["cases"] == len(report["cases"]) == 2
+    (simulated,) = report["simulated_by_others"].values()
+    assert (simulated["n"], simulated["mape"]) == (1, pytest.approx(0.5))
+    assert len(report["simulated_cases"]) == 1
+    skipped = summarize_steps(cases, [*comparisons[:2], make_comparison(cases[2], None, "no reason")])
     assert skipped.skip_reasons == {"no reason": ("made-up",)}
     ((name, cells),) = simulated_rows(summary)
     assert "not measured" in name
@@ -102,14 +106,14 @@ def test_json_holds_null_where_there_is_no_number() -> None:
     assert replace_non_finite({"a": [float("inf"), (1.0, float("nan"))]}) == {"a": [None, [1.0, None]]}
 
 
-def test_whether_runs_fit_counts_those_that_are_judged() -> None:
+def test_fit_verdicts_count_judged_runs_only() -> None:
     verdicts = (
         MemoryFitVerdict("a", "s", True, True),
         MemoryFitVerdict("b", "s", False, True),
         MemoryFitVerdict("c", "s", True, None, "why"),
     )
-    told = ValidationSummary("memory", (), fit_verdicts=verdicts).to_json()["fits"]
-    assert (told["n"], told["right"], told["skipped"]) == (2, 1, 1)
+    report = ValidationSummary("memory", (), fit_verdicts=verdicts).to_json()["fits"]
+    assert (report["n"], report["right"], report["skipped"]) == (2, 1, 1)
 
 
 def test_an_empty_table_has_a_summary() -> None:

@@ -11,11 +11,11 @@ from clustersim.validation.cases import CannotPredictError
 from clustersim.validation.steps import LOW_PRECISION_LABEL as NARROW_FORMATS
 from clustersim.validation.steps import compare_step, error_groupings
 from clustersim.validation.training_precision import is_high_precision, is_low_precision
-from tests.validation.sample_cases import case
+from tests.validation.sample_cases import step_case
 
 HOPPER = {"gpu": "h100-sxm-80gb", "interconnect": "nvlink4 + 8x400G-ib-ndr", "year": "2025"}
 BLACKWELL = HOPPER | {"gpu": "b200", "interconnect": "nvlink5 + 8x400G-ib-ndr"}
-ALONE = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "schedule": ""}
+FSDP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "schedule": ""}
 NEMO, BRIDGE = "nemo (megatron-core)", "megatron-bridge (megatron-core)"
 RELEASED = {"framework": NEMO, "precision": "fp8", "locator": "NVIDIA/dgxc-benchmarking v25.10 nemotron4/README.md"}
 QWEN = {
@@ -26,10 +26,10 @@ QWEN = {
 DEFAULTS = "inferred: recipe defaults; forced balanced routing"
 
 
-def precision(**cells: str) -> dict[str, Any]:
-    said = scenario_mapping(case(**cells))["training"]["precision"]
-    assert isinstance(said, dict)
-    return said
+def mapped_precision(**cells: str) -> dict[str, Any]:
+    mapping = scenario_mapping(step_case(**cells))["training"]["precision"]
+    assert isinstance(mapping, dict)
+    return mapping
 
 
 @pytest.mark.parametrize(
@@ -52,35 +52,35 @@ def precision(**cells: str) -> dict[str, Any]:
             {"compute": "fp8-blockwise", "stored": "fp8-blockwise", "moments": "bf16", "gradients": "fp32"},
         ),
         (
-            {**ALONE, "framework": "composer + pytorch fsdp", "precision": "fp8", "year": "2023"},
+            {**FSDP_ONLY, "framework": "composer + pytorch fsdp", "precision": "fp8", "year": "2023"},
             {"compute": "fp8", "gradients": "bf16"},
         ),
         (
-            {**ALONE, "framework": "torchtitan", "precision": "fp8-mixed"},
+            {**FSDP_ONLY, "framework": "torchtitan", "precision": "fp8-mixed"},
             {"compute": "fp8-tensorwise", "gathered": "fp8", "gradients": "fp32"},
         ),
         (
-            {**ALONE, "framework": "torchtitan", "precision": "fp8-rowwise"},
+            {**FSDP_ONLY, "framework": "torchtitan", "precision": "fp8-rowwise"},
             {"compute": "fp8-rowwise", "gradients": "fp32"},
         ),
     ],
 )
-def test_a_word_means_what_the_software_means_by_it(cells: dict[str, str], said: dict[str, str]) -> None:
+def test_precision_labels_follow_the_framework(cells: dict[str, str], said: dict[str, str]) -> None:
     """And what it says is legal in a scenario file."""
-    assert precision(**{**HOPPER, **cells}) == said
-    recipe = Scenario.from_mapping(scenario_mapping(case(**{**HOPPER, **cells}))).training.recipe
+    assert mapped_precision(**{**HOPPER, **cells}) == said
+    recipe = Scenario.from_mapping(scenario_mapping(step_case(**{**HOPPER, **cells}))).training.recipe
     assert recipe.name == said["compute"]
     assert recipe.matmul_formats.forward in LOW_PRECISION_DTYPES
 
 
 def test_parameters_in_mxfp8_are_gathered_in_bf16() -> None:
-    said = precision(**{**BLACKWELL, "framework": BRIDGE, "precision": "mxfp8"})
-    assert said == {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16", "gradients": "bf16"}
+    mapping = mapped_precision(**{**BLACKWELL, "framework": BRIDGE, "precision": "mxfp8"})
+    assert mapping == {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16", "gradients": "bf16"}
 
 
 @pytest.mark.parametrize("word", ["fp8", "fp8-mixed", "fp4", "", "int8"])
-def test_a_word_of_which_nothing_says_what_it_means_is_no_prediction(word: str) -> None:
-    row = case(**{**HOPPER, "framework": "in-house", "precision": word})
+def test_an_ambiguous_precision_is_not_predicted(word: str) -> None:
+    row = step_case(**{**HOPPER, "framework": "in-house", "precision": word})
     compared = compare_step(row)
     assert compared.predicted is None
     assert compared.is_expressible is False
@@ -91,25 +91,25 @@ def test_a_word_of_which_nothing_says_what_it_means_is_no_prediction(word: str) 
 
 @pytest.mark.parametrize(("word", "pipelined"), [("fp8", True), ("mxfp8", True), ("nvfp4", False)])
 def test_recipes_of_llama_pipeline_tensor_parallel_collectives_but_in_nvfp4(word: str, pipelined: bool) -> None:
-    layout = scenario_mapping(case(**{**BLACKWELL, "framework": BRIDGE, "precision": word}))["layout"]
+    layout = scenario_mapping(step_case(**{**BLACKWELL, "framework": BRIDGE, "precision": word}))["layout"]
     assert layout["tensor_overlap"] is pipelined
 
 
-def test_a_recipe_that_ran_as_it_stands_has_what_it_sets() -> None:
+def test_an_unchanged_recipe_has_its_settings() -> None:
     """Hybrid-EP beside compute and a captured iteration, where the row is in MXFP8 and on Blackwell."""
-    cells = {**BLACKWELL, **ALONE, **QWEN, "gpu": "gb200", "interconnect": "nvl72", "notes": DEFAULTS}
-    sets = scenario_mapping(case(**{**cells, "precision": "mxfp8"}))
+    cells = {**BLACKWELL, **FSDP_ONLY, **QWEN, "gpu": "gb200", "interconnect": "nvl72", "notes": DEFAULTS}
+    sets = scenario_mapping(step_case(**{**cells, "precision": "mxfp8"}))
     assert (sets["layout"]["dispatcher"], sets["framework"]["cuda_graphs"]) == ("hybridep", True)
     assert sets["layout"]["overlap_expert_communication"] and sets["layout"]["delay_wgrad"]
     for other in ({"precision": "bf16"}, {"precision": "mxfp8", "notes": "forced balanced routing"}):
-        plain = scenario_mapping(case(**{**cells, **other}))
+        plain = scenario_mapping(step_case(**{**cells, **other}))
         assert (plain["layout"]["dispatcher"], plain["framework"]["cuda_graphs"]) == ("alltoall", False)
 
 
 @pytest.mark.parametrize(("word", "narrow"), [("bf16", False), ("fp16", False), ("fp8", True), ("nvfp4", True)])
-def test_runs_in_narrow_formats_stand_apart(word: str, narrow: bool) -> None:
+def test_low_precision_runs_are_separate_sources(word: str, narrow: bool) -> None:
     """So that means of others do not change as there are more of them."""
-    row = case(precision=word)
+    row = step_case(precision=word)
     assert (is_low_precision(row), is_high_precision(row)) == (narrow, not narrow)
     assert is_high_precision_dense(row) is not narrow
     assert not is_high_precision_moe(row)
@@ -123,7 +123,7 @@ RECIPE_OF = "recipe QWEN3_30B_A3B_PRETRAIN_CONFIG @ v0.5.0: cuda_graph_impl=full
 
 @pytest.mark.parametrize("notes", [DEFAULTS, RECIPE_OF])
 def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -> None:
-    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, "precision": "mxfp8", "notes": notes}))[
+    training = scenario_mapping(step_case(**{**QWEN, **FSDP_ONLY, **BLACKWELL, "precision": "mxfp8", "notes": notes}))[
         "training"
     ]
     assert training["precision"]["attention"] == "mxfp8"
@@ -138,7 +138,7 @@ def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -
         {"precision": "fp8", "notes": RECIPE_OF, **HOPPER},
     ],
 )
-def test_others_do_neither(cells: dict[str, str]) -> None:
-    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, **cells}))["training"]
+def test_other_recipes_do_neither(cells: dict[str, str]) -> None:
+    training = scenario_mapping(step_case(**{**QWEN, **FSDP_ONLY, **BLACKWELL, **cells}))["training"]
     assert "attention" not in training["precision"]
     assert "grouping" not in training.get("overheads", {})

@@ -2,7 +2,7 @@
 
 All of a block's meetings are of one group, whose members run the same program. So once the last member has begun the
 block, all its meetings follow from when each began: the block is one event for each member, as for a rank that meets
-nobody. Where a collective begins or ends beside a member, the run so far is worked out again (`play`), and what is left
+nobody. Where a collective begins or ends beside a member, the run so far is worked out again (`segment_eval`), and what is left
 of it ends when that says. No member ends before the last one has come, because they meet inside.
 
 Blocks in which ranks meet in groups of several roles, or whose exchanges share links, are left to the ranks.

@@ -65,7 +65,7 @@ class SpanTable:
         return self.trace.stream[self.event]
 
     def task_column(self, column: NDArray[Any], fill: float) -> NDArray[Any]:
-        """[n] a column of the trace; `nothing` for operations inside tasks."""
+        """[n] a column of the trace; `no_change` for operations inside tasks."""
         return np.where(self.is_task, column[self.event], fill)
 
     def select(self, selection: BoolArray | IntArray | slice) -> "SpanTable":

@@ -1,7 +1,7 @@
 """What may a scenario file say of adapters that are trained beside frozen weights?
 
 `training.lora`: their rank, and beside which matrices of the layers they stand, in the words of Hugging Face peft
-(`q_proj`), of Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`q`, `attention`, `all`).
+(`q_proj`), of Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`call_slowdown`, `attention`, `all`).
 """
 
 from collections.abc import Mapping

@@ -15,46 +15,46 @@ DENSE: dict[str, Any] = {
     "layout": {"tp": 2, "pp": 2, "data": "zero1", "sequence_parallel": True},
     "training": {"sequence": 1024, "global_batch": 8},
 }
-MIXTURE: dict[str, Any] = {
+MOE: dict[str, Any] = {
     **DENSE,
     "model": {**DENSE["model"], "experts": {"count": 8, "top_k": 2, "ffn": 1024}},
     "layout": {"ep": 2, "pp": 2, "data": "zero1"},
 }
 
 
-def job(*overrides: str, mixture: bool = False) -> Scenario:
+def search_scenario(*overrides: str, moe: bool = False) -> Scenario:
     """One of them."""
-    return Scenario.from_mapping(MIXTURE if mixture else DENSE, list(overrides))
+    return Scenario.from_mapping(MOE if moe else DENSE, list(overrides))
 
 
-def every(scenario: Scenario, vary: dict[str, list[str]]) -> dict[frozenset[str], float]:
+def exhaustive_step_times(scenario: Scenario, vary: dict[str, list[str]]) -> dict[frozenset[str], float]:
     """Brute force: the step time of every combination of values that is legal and fits, by what was varied.
 
     Written without the space: data parallelism is what is left, sequence parallelism goes with tensor parallelism, and
     layers are dealt evenly.
     """
-    found = {}
+    step_times = {}
     for values in product(*vary.values()):
         chosen = [f"{key}={value}" for key, value in zip(vary, values, strict=True)]
-        told = dict(item.split("=", 1) for item in chosen)
-        own = scenario.layout
-        degrees = [int(told.get(f"layout.{name}", getattr(own, name))) for name in ("tp", "cp", "pp")]
-        each = degrees[0] * degrees[1] * degrees[2]
-        if scenario.cluster.gpu_count % each:
+        values_by_key = dict(replica_size.split("=", 1) for replica_size in chosen)
+        layout = scenario.layout
+        degrees = [int(values_by_key.get(f"layout.{name}", getattr(layout, name))) for name in ("tp", "cp", "pp")]
+        replica_size = degrees[0] * degrees[1] * degrees[2]
+        if scenario.cluster.gpu_count % replica_size:
             continue
-        split = "true" if degrees[0] > 1 else "false"
-        follows = [f"layout.dp={scenario.cluster.gpu_count // each}", "layout.layers_per_stage=even"]
-        follows += [f"layout.sequence_parallel={split}"] if "layout.tp" in told else []
+        sequence_parallel = "true" if degrees[0] > 1 else "false"
+        derived = [f"layout.dp={scenario.cluster.gpu_count // replica_size}", "layout.layers_per_stage=even"]
+        derived += [f"layout.sequence_parallel={sequence_parallel}"] if "layout.tp" in values_by_key else []
         try:
-            changed = scenario.with_overrides([*chosen, *follows])
+            changed = scenario.with_overrides([*chosen, *derived])
         except InputError:
             continue
         if fits_in_memory(changed):
-            found[frozenset(chosen)] = simulate(changed).step_time
-    return found
+            step_times[frozenset(chosen)] = simulate(changed).step_time
+    return step_times
 
 
-def varied(space: SearchSpace, overrides: tuple[str, ...]) -> frozenset[str]:
+def varied_overrides(space: SearchSpace, overrides: tuple[str, ...]) -> frozenset[str]:
     """What of a layout's overrides was varied."""
-    (one,) = space.jobs
-    return frozenset(override for override in overrides if override.partition("=")[0] in one.values)
+    (search_job,) = space.jobs
+    return frozenset(override for override in overrides if override.partition("=")[0] in search_job.values)

@@ -16,9 +16,9 @@ from clustersim.planning.layouts.search_space import LayoutCandidate
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from tests.conftest import examples
-from tests.planning.layouts.search_scenarios import job
+from tests.planning.layouts.search_scenarios import search_scenario
 
-JOBS: list[tuple[bool, tuple[str, ...]]] = [
+SCENARIOS: list[tuple[bool, tuple[str, ...]]] = [
     (False, ()),
     (False, ("framework.name=pytorch", "layout.data=fsdp")),
     (True, ()),
@@ -28,9 +28,9 @@ SCHEDULES = ["1f1b", "{interleaved: {chunks: 2}}", "zb-v", "dualpipe", "dualpipe
 
 
 @cache
-def drafted(number: int) -> tuple[Scenario, DerivedScenarios, list[LayoutCandidate]]:
-    mixture, overrides = JOBS[number]
-    scenario = job(*overrides, mixture=mixture)
+def derived_scenarios(index: int) -> tuple[Scenario, DerivedScenarios, list[LayoutCandidate]]:
+    mixture, overrides = SCENARIOS[index]
+    scenario = search_scenario(*overrides, moe=mixture)
     return (
         scenario,
         DerivedScenarios(scenario),
@@ -39,92 +39,94 @@ def drafted(number: int) -> tuple[Scenario, DerivedScenarios, list[LayoutCandida
 
 
 @examples(100)
-@given(number=st.sampled_from(range(len(JOBS))), data=st.data())
-def test_a_draft_is_what_is_read(number: int, data: st.DataObject) -> None:
-    scenario, drafts, candidates = drafted(number)
+@given(number=st.sampled_from(range(len(SCENARIOS))), data=st.data())
+def test_a_derived_scenario_equals_the_resolved_one(number: int, data: st.DataObject) -> None:
+    scenario, derived, candidates = derived_scenarios(number)
     overrides = data.draw(st.sampled_from(candidates)).overrides
     try:
-        read = scenario.with_overrides(overrides)
+        expected = scenario.with_overrides(overrides)
     except InputError as error:
         with pytest.raises(InputError) as refused:
-            drafts.resolve(overrides)
+            derived.resolve(overrides)
         assert str(refused.value) in str(error)
         return
-    made = drafts.resolve(overrides)
-    assert {item: getattr(made, item) for item in compared()} == {
-        element: getattr(read, element) for element in compared()
+    resolved = derived.resolve(overrides)
+    assert {compared_field: getattr(resolved, compared_field) for compared_field in compared_fields()} == {
+        item: getattr(expected, item) for item in compared_fields()
     }
-    assert made.cluster.fabric is read.cluster.fabric
+    assert resolved.cluster.fabric is expected.cluster.fabric
 
 
-def compared() -> list[str]:
+def compared_fields() -> list[str]:
     return [dataclass_field.name for dataclass_field in fields(ResolvedScenario) if dataclass_field.name != "cluster"]
 
 
 @examples(60)
-@given(number=st.sampled_from(range(len(JOBS))), data=st.data())
-def test_what_is_remembered_changes_no_bound(number: int, data: st.DataObject) -> None:
-    _, drafts, candidates = drafted(number)
+@given(number=st.sampled_from(range(len(SCENARIOS))), data=st.data())
+def test_cached_parts_do_not_change_the_bound(number: int, data: st.DataObject) -> None:
+    _, derived, candidates = derived_scenarios(number)
     try:
-        setup = drafts.resolve(data.draw(st.sampled_from(candidates)).overrides)
+        resolved = derived.resolve(data.draw(st.sampled_from(candidates)).overrides)
     except InputError:
         return
-    warm = bounds.step_lower_bound(setup)
-    with pytest.MonkeyPatch.context() as anew:
-        anew.setattr(pass_times, "_UNIT_TIME_CACHES", LruCache(1, size=unit_size))
-        anew.setattr(pass_times, "_COMM_COST_CACHES", LruCache(1, size=unit_size))
-        assert bounds.step_lower_bound(setup) == warm
+    cached_bound = bounds.step_lower_bound(resolved)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pass_times, "_UNIT_TIME_CACHES", LruCache(1, size=unit_size))
+        patch.setattr(pass_times, "_COMM_COST_CACHES", LruCache(1, size=unit_size))
+        assert bounds.step_lower_bound(resolved) == cached_bound
 
 
-def test_whole_sections_are_read_in_their_order() -> None:
-    scenario = job()
+def test_overrides_of_full_sections_apply_in_order() -> None:
+    scenario = search_scenario()
     overrides = ("layout.tp=4", "layout={tp: 2, pp: 4, data: zero1}")
     assert DerivedScenarios(scenario).resolve(overrides).layout == scenario.with_overrides(overrides).layout
 
 
-def test_modules_computed_again_are_rungs_where_they_are_part_of_one_another() -> None:
+def test_recompute_chains_contain_nested_module_sets() -> None:
     """Full recomputation runs the modules again, too; the core alone and a layer of several have no order."""
-    space = SearchSpace.from_scenario(job(mixture=True))
-    family = [candidate for candidate in space.candidates({}) if candidate.overrides[0] == "layout.tp=1"]
-    found = recompute_chains(space, [CandidateBound(layout_candidate, 1.0) for layout_candidate in family])
-    assert {len(item) for item in found} == {3}  # none, modules, full
-    dense = SearchSpace.from_scenario(job("training.attention=standard"))
+    space = SearchSpace.from_scenario(search_scenario(moe=True))
+    layouts = [candidate for candidate in space.candidates({}) if candidate.overrides[0] == "layout.tp=1"]
+    chains = recompute_chains(space, [CandidateBound(layout, 1.0) for layout in layouts])
+    assert {len(item) for item in chains} == {3}  # none, modules, full
+    dense = SearchSpace.from_scenario(search_scenario("training.attention=standard"))
     kinds = [
-        {told for one in ladder for told in recomputed(one)}
-        for ladder in recompute_chains(dense, [CandidateBound(element, 1.0) for element in dense.candidates({})])
+        {recompute for one in chain for recompute in recompute_values(one)}
+        for chain in recompute_chains(
+            dense, [CandidateBound(layout_candidate, 1.0) for layout_candidate in dense.candidates({})]
+        )
     ]
     assert {"selective"} in kinds
     assert {"none", "full", "{layers: 1}"} in kinds
 
 
-def test_rungs_are_from_least_to_most_whatever_bounds_say() -> None:
+def test_recompute_chains_are_ordered_by_recomputation_not_by_bound() -> None:
     """Kernels that vary have no bound, so that of all layouts it is 0."""
-    space = SearchSpace.from_scenario(job("model.layers=12"), fix={"layout.tp": "1", "layout.pp": "1"})
-    weighed = [
+    space = SearchSpace.from_scenario(search_scenario("model.layers=12"), fix={"layout.tp": "1", "layout.pp": "1"})
+    bounds_of_candidates = [
         CandidateBound(candidate, 0.0)
         for candidate in space.candidates({})
         if "training.microbatch=1" in candidate.overrides
     ]
-    rungs = ["none", *(f"{{layers: {layers}}}" for layers in (1, 2, 3, 4, 6, 8)), "full"]
-    ladders_of_all = recompute_chains(space, weighed[::-1])
-    assert ladders_of_all
-    for ladder in ladders_of_all:
-        assert [told for one in ladder for told in recomputed(one)] == rungs
+    expected = ["none", *(f"{{layers: {layers}}}" for layers in (1, 2, 3, 4, 6, 8)), "full"]
+    chains = recompute_chains(space, bounds_of_candidates[::-1])
+    assert chains
+    for chain in chains:
+        assert [recompute for one in chain for recompute in recompute_values(one)] == expected
 
 
-def recomputed(weighed: CandidateBound) -> list[str]:
-    return [override.partition("=")[2] for override in weighed.candidate.overrides if "recompute" in override]
+def recompute_values(candidate_bound: CandidateBound) -> list[str]:
+    return [override.partition("=")[2] for override in candidate_bound.candidate.overrides if "recompute" in override]
 
 
 @pytest.mark.parametrize("offload", ["{activations: all}", "{activations: 2}"])
-def test_where_activations_go_to_the_host_nothing_is_a_ladder(offload: str) -> None:
+def test_with_activation_offload_there_are_no_recompute_chains(offload: str) -> None:
     """What is computed again is not copied, which may be faster."""
     key = "training.offload"
     spaces = (
-        SearchSpace.from_scenario(job(f"{key}={offload}")),
-        SearchSpace.from_scenario(job(), {key: offload}),
-        SearchSpace.from_scenario(job(), vary={key: [offload]}),
+        SearchSpace.from_scenario(search_scenario(f"{key}={offload}")),
+        SearchSpace.from_scenario(search_scenario(), {key: offload}),
+        SearchSpace.from_scenario(search_scenario(), vary={key: [offload]}),
     )
     for space in spaces:
-        weighed = [CandidateBound(candidate, 1.0) for candidate in space.candidates({})]
-        assert all(len(recompute_chain) == 1 for recompute_chain in recompute_chains(space, weighed))
+        candidate_bounds = [CandidateBound(candidate, 1.0) for candidate in space.candidates({})]
+        assert all(len(recompute_chain) == 1 for recompute_chain in recompute_chains(space, candidate_bounds))
